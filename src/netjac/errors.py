@@ -1,0 +1,44 @@
+"""The errors netjac raises: few classes, each also the standard exception a caller would catch."""
+
+
+class NetjacError(Exception):
+    """Base of every error netjac raises on purpose."""
+
+
+class ShapeError(NetjacError, ValueError):
+    """An array has the wrong shape: the message states the shape expected, the shape given and what to do."""
+
+
+class DtypeError(NetjacError, TypeError):
+    """A data type that cannot be used here, such as integers where a derivative is asked for."""
+
+
+class LayoutError(NetjacError, ValueError):
+    """A layout pattern that is not an arrangement of the letters n, l and m."""
+
+
+class NameLookupError(NetjacError, KeyError):
+    """A parameter or output name that does not exist, or that fits several."""
+
+    def __str__(self) -> str:  # KeyError would show the repr of the message, with its line breaks escaped
+        return str(self.args[0]) if self.args else ""
+
+
+class ModelError(NetjacError, ValueError):
+    """The model cannot be differentiated as given: not built, nothing to train, not traceable."""
+
+
+class DataError(NetjacError, ValueError):
+    """The data cannot be used: not finite, no samples where some are needed, or x and y that do not belong together."""
+
+
+class SampleMixingError(NetjacError, ValueError):
+    """One sample's output depends on another sample, so no Jacobian organised by sample exists."""
+
+
+class RandomModelError(NetjacError, ValueError):
+    """The model draws random numbers at every call, so its derivative is not a function of the parameters."""
+
+
+class ProbeError(NetjacError, RuntimeError):
+    """The factors disagree with the ordinary derivative; no matrix is returned."""
