@@ -37,50 +37,47 @@ class SiteForm(Enum):
 
 @dataclass(frozen=True, eq=False)
 class UseSite:
-    """One use of one variable.
+    """One use of one variable; uses with the same ``entries`` (unrolled steps) come merged along p.
 
     Attributes
     ----------
     variable
         Position of the variable in the `ParameterSpace`.
     operation
-        Name of the operation in the user's graph, for the coverage table.
-    operation_type
-        Its type, such as ``"MatMul"``.
+        Name of the operation in the user's graph.
     form
         What `SiteValues` hold.
-    entries : (g, k, c) integers, or None for `SiteForm.DENSE`
+    entries : (g, k, c) integers
         ``entries[g, k, c]`` is the position, in the flattened variable, of the entry that E[g, k, c] is made of.
         Positions may repeat (a weight that was tiled) or be missing (a weight that was sliced).
-    reason
-        Empty for a factored site; else why the values are explicit, in words for the coverage table.
+    cotangent
+        Sites with the same number have the same D, so that a kernel and its bias become one block; -1 where there
+        is no D.
     """
 
     variable: int
     operation: str
-    operation_type: str
     form: SiteForm
-    entries: NDArray[np.intp] | None = None
-    reason: str = ""
+    entries: NDArray[np.intp]
+    cotangent: int = -1
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class SiteValues:
     """What one evaluation gives for one `UseSite`; arrays are read-only for whoever receives them.
 
     Attributes
     ----------
     D : (n, l, p, g*c) or None
-        Cotangents of z, g major. Sites whose z have the same cotangents hold the same object, so that a kernel and
-        its bias become one block. None for `SiteForm.DENSE`.
+        Cotangents of z, g major. None for `SiteForm.DENSE`.
     A : (n, p, g, k) or None
-        What comes in. None stands for A identically 1 (a bias: g = k = 1).
+        What comes in. For `SiteForm.OUTER`, None stands for A identically 1 (a bias: g = k = 1).
     indices : (n, p) integers
         For `SiteForm.EMBEDDING`: A[n, p, 0, k] = 1 where k == indices[n, p], else 0; g = 1.
     scale : (g, k, c) or None
         d E[g, k, c] / d variable[entries[g, k, c]]; None stands for 1 everywhere.
-    dense : (n, l, size of the variable)
-        For `SiteForm.DENSE`.
+    dense : (n, l, g*k*c)
+        For `SiteForm.DENSE`: the derivative with respect to E.
     """
 
     D: NDArray[Any] | None = None
@@ -88,6 +85,11 @@ class SiteValues:
     indices: NDArray[Any] | None = None
     scale: NDArray[Any] | None = None
     dense: NDArray[Any] | None = None
+
+
+def dense_is_smaller(p: int, g: int, k: int, c: int, l: int) -> bool:  # noqa: E741
+    """Whether the explicit block of a site (l·g·k·c numbers a sample) is smaller than its factors, p·g·(k + l·c)."""
+    return l * g * k * c < p * g * (k + l * c)
 
 
 class Treatment(Enum):

@@ -1,0 +1,1 @@
+"""Blocks: columns of a Jacobian, kept in the smallest form that gives every product."""
