@@ -1,0 +1,41 @@
+# make demo and make test need nothing but Python ≥ 3.11 and make: both go through `make install`.
+
+PYTHON ?= python3
+VENV := .venv
+PEERS := .venv-peers
+BIN := $(VENV)/bin
+
+export TF_CPP_MIN_LOG_LEVEL ?= 3
+export TF_ENABLE_ONEDNN_OPTS ?= 0
+
+.PHONY: install demo test lint bench
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "netjac needs Python 3.11 or newer, and '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || true)."; \
+	  echo "Name one that is, for example: make $(or $(MAKECMDGOALS),install) PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[tensorflow-cpu,demo,test]"
+	@touch $@
+
+demo: install
+	$(BIN)/netjac demo --output demo-output
+
+test: install
+	$(BIN)/python -m pytest
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# The peers (PyTorch, JAX) live in an environment of their own: their runtimes stay out of netjac's.
+bench: install $(PEERS)/.installed
+	$(BIN)/python -m benchmarks --peers-python $(PEERS)/bin/python
+
+$(PEERS)/.installed: benchmarks/peers-requirements.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -r benchmarks/peers-requirements.txt
+	@touch $@

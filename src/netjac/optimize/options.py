@@ -1,0 +1,126 @@
+"""Which Jacobian a SciPy method gets, decided before any work from the options and the shape alone.
+
+`scipy.optimize.least_squares` takes a LinearOperator only in 'trf' and 'dogbox' with ``tr_solver='lsmr'`` and without
+``x_scale='jac'``; MINPACK's 'lm' and the exact trust-region solver (a singular value decomposition) take arrays.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from netjac.errors import NetjacError
+from netjac.optimize.losses import LOSSES, Loss
+
+METHODS = ("trf", "dogbox", "lm")
+FORMS = ("auto", "dense", "operator")
+TR_SOLVERS = ("exact", "lsmr")
+
+DENSE_LIMIT = 2**26
+"""Bytes of a float64 Jacobian (64 MiB, 2,900 × 2,900) past which "auto" hands SciPy an operator. Around this size the
+singular value decomposition of 'exact' takes several seconds a step, and SciPy holds three copies of the array."""
+
+
+class OptionError(NetjacError, ValueError):
+    """An option of the solver that does not exist, or a combination of options that cannot work."""
+
+
+def dense_bytes(shape: tuple[int, int]) -> int:
+    """Bytes of a float64 array of this shape."""
+    return 8 * shape[0] * shape[1]
+
+
+def _one_of(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise OptionError(f"{name} must be one of {', '.join(map(repr, choices))}, and is {value!r}.")
+
+
+def check_form(jac: str) -> None:
+    """Refuse a ``jac`` that is none of "auto", "dense" and "operator"."""
+    _one_of("jac", jac, FORMS)
+
+
+def default_form(jac: str, shape: tuple[int, int]) -> str:
+    """The form, "dense" or "operator", where nothing but the size speaks for either."""
+    if jac != "auto":
+        return jac
+    return "dense" if dense_bytes(shape) <= DENSE_LIMIT else "operator"
+
+
+def choose(
+    shape: tuple[int, int],
+    *,
+    method: str,
+    jac: str,
+    tr_solver: str | None,
+    x_scale: Any,
+    loss: Loss,
+    callback: Any,
+) -> tuple[str, str | None]:
+    """The form of the Jacobian ("dense" or "operator") and SciPy's ``tr_solver`` that goes with it.
+
+    Parameters
+    ----------
+    shape
+        (n*l, m) of the Jacobian.
+    method, jac, tr_solver, x_scale, loss, callback
+        As for `netjac.LeastSquares.solve`.
+
+    Raises
+    ------
+    OptionError
+        For an unknown choice, or choices that exclude each other.
+
+    Examples
+    --------
+    >>> choose((400, 50), method="trf", jac="auto", tr_solver=None, x_scale=None, loss="linear", callback=None)
+    ('dense', 'exact')
+    """
+    rows, m = shape
+    _one_of("method", method, METHODS)
+    check_form(jac)
+    if tr_solver is not None:
+        _one_of("tr_solver", tr_solver, TR_SOLVERS)
+    if not callable(loss):
+        _one_of("loss", loss, tuple(LOSSES))
+    by_jac = isinstance(x_scale, str)
+    if by_jac:
+        _one_of("x_scale", x_scale, ("jac",))
+
+    if method == "lm":
+        return _choose_lm(rows, m, jac, tr_solver, loss, callback)
+    if jac == "operator":
+        if tr_solver == "exact":
+            raise OptionError("tr_solver='exact' needs the Jacobian as an array: use jac='dense', or tr_solver='lsmr'.")
+        if by_jac:
+            raise OptionError(
+                "x_scale='jac' needs the Jacobian as an array: use jac='dense', or give x_scale as numbers "
+                "(x_scale=1 / J.column_norms() is the same at the start)."
+            )
+        return "operator", "lsmr"
+    if jac == "dense":
+        return "dense", tr_solver or "exact"
+    if tr_solver == "exact" or by_jac:
+        return "dense", tr_solver or "exact"
+    if tr_solver == "lsmr":
+        return "operator", "lsmr"
+    form = default_form(jac, shape)
+    return form, "exact" if form == "dense" else "lsmr"
+
+
+def _choose_lm(rows: int, m: int, jac: str, tr_solver: str | None, loss: Loss, callback: Any) -> tuple[str, str | None]:
+    if jac == "operator":
+        raise OptionError("method 'lm' needs the Jacobian as an array: use jac='dense', or method 'trf' or 'dogbox'.")
+    if tr_solver is not None:
+        raise OptionError(f"method 'lm' has no tr_solver ({tr_solver!r} was given): use method 'trf' or 'dogbox'.")
+    if loss != "linear":
+        raise OptionError(
+            "method 'lm' minimises the plain sum of squares only: use method 'trf' or 'dogbox' with a loss."
+        )
+    if callback is not None:
+        raise OptionError("method 'lm' calls no callback: use method 'trf' or 'dogbox', or read result.history.")
+    if rows < m:
+        raise OptionError(
+            f"method 'lm' needs at least as many residuals (n·l) as parameters (m), and there are {rows} residuals "
+            f"and {m} parameters: use method 'trf' or 'dogbox', more samples or a smaller model."
+        )
+    return "dense", None

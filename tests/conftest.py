@@ -1,0 +1,34 @@
+"""Quiet, repeatable, and polite to the machine: set before any test imports TensorFlow."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # the same rounding on every machine
+os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "2")
+os.environ.setdefault("TF_NUM_INTEROP_THREADS", "2")
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+import numpy as np
+import pytest
+from hypothesis import settings
+
+# Tracing makes the first example slow; the machine's speed is never what is tested.
+settings.register_profile("netjac", deadline=None, derandomize=True, max_examples=50)
+settings.load_profile("netjac")
+
+
+@pytest.fixture(autouse=True)
+def _seeds() -> None:
+    """Every test starts from the same random numbers, in TensorFlow too if it is loaded."""
+    np.random.seed(0)  # noqa: NPY002 - what third-party code draws from
+    if "keras" in sys.modules:
+        sys.modules["keras"].utils.set_random_seed(0)
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
