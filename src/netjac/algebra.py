@@ -1,0 +1,321 @@
+"""What a Jacobian made of blocks can compute without being formed: J Jᵀ, Jᵀ J, norms, least squares.
+
+J is the sum of its blocks, so J Jᵀ = sum over pairs (a, b) of J_a J_bᵀ. A pair that shares no column gives zero, and
+most blocks share no column with any other: each of those contributes its own Gram matrix. Blocks that do share (a
+weight used twice) are taken together, and their rows are formed tile by tile, over the columns of their variables
+only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+from scipy.linalg import LinAlgError, blas, lapack, svd
+from scipy.sparse.linalg import LinearOperator, lsmr
+
+from netjac import materialise, plan
+from netjac.blocks.base import Block
+from netjac.errors import DataError
+
+DIRECT_SIZE = 20_000
+"""Largest matrix that `solve` factorises (3.2 GB in double precision)."""
+
+DENSE_BYTES = 4 << 30
+"""Largest explicit Jacobian that `solve` forms when a problem is badly conditioned."""
+
+_SMALL_TILE = 1 << 18
+_LARGE_TILE = 1 << 25
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """A Jacobian as its blocks: what every function here works on.
+
+    Attributes
+    ----------
+    blocks, cover
+        The blocks and who of them writes which columns.
+    borders : tuple of (start, stop)
+        Columns of each variable.
+    n, l, m : int
+        Samples, outputs a sample, parameters.
+    dtype
+        Of the Jacobian.
+    """
+
+    blocks: tuple[Block, ...]
+    cover: materialise.Cover
+    borders: tuple[tuple[int, int], ...]
+    n: int
+    l: int
+    m: int
+    dtype: np.dtype[Any]
+
+    def rows(self, samples: slice, dtype: DTypeLike, threads: int = 1) -> NDArray[Any]:
+        """Explicit rows (samples, l, m)."""
+        taken = [block.take(samples) for block in self.blocks]
+        out = np.empty((samples.stop - samples.start, self.l, self.m), dtype)
+        materialise.fill(taken, self.cover, out, threads=threads)
+        return out
+
+    def group(self, which: Sequence[int]) -> Parts:
+        """Some of the blocks, over the columns of the variables they touch, closed up."""
+        blocks: list[Block] = []
+        borders: list[tuple[int, int]] = []
+        m = 0
+        for start, stop in self.touched(which):
+            parts = [self.blocks[i].restricted(start, stop, m - start) for i in which]
+            blocks += [part for part in parts if part is not None]
+            borders.append((m, m + stop - start))
+            m += stop - start
+        cover = materialise.cover([block.columns() for block in blocks], m)
+        return Parts(tuple(blocks), cover, tuple(borders), self.n, self.l, m, self.dtype)
+
+    def touched(self, which: Sequence[int]) -> list[tuple[int, int]]:
+        """Borders of the variables that some of the blocks touch."""
+        starts = np.array([start for start, _ in self.borders])
+        variables: set[int] = set()
+        for i in which:
+            variables.update(np.unique(np.searchsorted(starts, self.blocks[i].columns(), side="right") - 1).tolist())
+        return [self.borders[variable] for variable in sorted(variables)]
+
+    def take(self, samples: slice) -> Parts:
+        """Some of the samples."""
+        blocks = tuple(block.take(samples) for block in self.blocks)
+        return Parts(blocks, self.cover, self.borders, samples.stop - samples.start, self.l, self.m, self.dtype)
+
+
+# ---- J Jᵀ
+
+
+def gram(rows: Parts, columns: Parts | None, out: NDArray[Any], threads: int) -> None:
+    """Write J Jᵀ, or J otherᵀ, into ``out`` (n, l, n of other, l of other); temporaries take a tenth of it at most."""
+    symmetric = columns is None
+    other = rows if columns is None else columns
+    if not out.size:
+        return
+    alone, shared = _pairs(rows, other)
+    budget = max(out.nbytes // 20, _SMALL_TILE)
+    side = plan.square_tile(2 * rows.l * other.l * out.itemsize, budget // threads)
+    row_tiles = plan.row_tiles(rows.n, -(-rows.n // side))
+    column_tiles = row_tiles if symmetric else plan.row_tiles(other.n, -(-other.n // side))
+    tiles = [(r, c) for i, r in enumerate(row_tiles) for j, c in enumerate(column_tiles) if not symmetric or j <= i]
+
+    def fill_tile(tile: tuple[slice, slice]) -> None:
+        r, c = tile
+        part = out[r, :, c, :]
+        part[...] = 0
+        for a, b in alone:
+            a.add_gram(b, r, c, part)
+
+    materialise.for_each(fill_tile, tiles, threads)
+    for a_group, b_group in shared:
+        _add_group(a_group, b_group, out, budget, symmetric)
+    if symmetric:
+        for r, c in tiles:
+            if r == c:
+                size = (r.stop - r.start) * rows.l
+                square = np.ascontiguousarray(out[r, :, c, :]).reshape(size, size)
+                mirror(square)
+                out[r, :, c, :] = square.reshape(out[r, :, c, :].shape)
+            else:
+                out[c, :, r, :] = out[r, :, c, :].transpose(2, 3, 0, 1)
+
+
+def _pairs(rows: Parts, columns: Parts) -> tuple[list[tuple[Block, Block]], list[tuple[Parts, Parts]]]:
+    """Blocks whose Gram matrices add up, and groups whose rows have to be formed."""
+    same = len(rows.blocks) == len(columns.blocks)
+    if not same or not all(_alike(a, b) for a, b in zip(rows.blocks, columns.blocks, strict=True)):
+        return [], [(rows, columns)]
+    alone = [(rows.blocks[i], columns.blocks[i]) for i in rows.cover.alone]
+    if rows is columns:
+        groups = [rows.group(which) for which in rows.cover.shared]
+        return alone, [(group, group) for group in groups]
+    return alone, [(rows.group(which), columns.group(which)) for which in rows.cover.shared]
+
+
+def _alike(a: Block, b: Block) -> bool:
+    return type(a) is type(b) and all(getattr(a, name, None) == getattr(b, name, None) for name in ("placement", "p"))
+
+
+def _add_group(rows: Parts, columns: Parts, out: NDArray[Any], budget: int, symmetric: bool) -> None:
+    """Add J_group otherᵀ_group to ``out``: explicit rows of one, tile by tile, times the blocks of the other."""
+    for c in plan.tiles(columns.n, columns.l * columns.m * out.itemsize, budget // 2):
+        explicit = columns.rows(c, out.dtype)
+        vectors = explicit.reshape(-1, columns.m).T  # (m, tile * l)
+        width = vectors.shape[1]
+        for r in plan.tiles(rows.n, rows.l * width * out.itemsize, budget // 2):
+            if symmetric and r.stop <= c.start:
+                continue
+            product = np.zeros((r.stop - r.start, rows.l, width), out.dtype)
+            for block in rows.take(r).blocks:
+                block.add_product(vectors, product)
+            out[r, :, c, :] += product.reshape(product.shape[0], rows.l, -1, columns.l)
+
+
+def mirror(square: NDArray[Any], step: int = 256) -> None:
+    """Copy the part below the diagonal onto the part above it, in place."""
+    size = square.shape[0]
+    for start in range(0, size, step):
+        stop = min(start + step, size)
+        corner = square[start:stop, start:stop]
+        upper = np.triu_indices(stop - start, 1)
+        corner[upper] = corner.T[upper]
+        square[start:stop, stop:] = square[stop:, start:stop].T
+
+
+# ---- Jᵀ J
+
+
+def normal(parts: Parts, weights: NDArray[Any] | None, dtype: np.dtype[Any], threads: int) -> NDArray[Any]:
+    """Jᵀ diag(weights) J (m, m), for weights (n, l) or None, by tiles of explicit rows."""
+    m = parts.m
+    total = np.zeros((m, m), dtype)
+    budget = min(max(total.nbytes // 10, 1 << 22), _LARGE_TILE)
+    if not m:
+        return total
+    for samples in plan.tiles(parts.n, parts.l * m * dtype.itemsize, budget):
+        rows = parts.rows(samples, dtype, threads).reshape(-1, m)
+        if weights is None:
+            _add_normal(rows, 1.0, total)
+            continue
+        w = weights[samples].reshape(-1)
+        rows *= np.sqrt(np.abs(w))[:, None].astype(dtype)
+        for sign in (1.0, -1.0):
+            chosen = np.sign(w) == sign
+            if np.any(chosen):
+                _add_normal(rows if np.all(chosen) else rows[chosen], sign, total)
+    mirror(total)
+    return total
+
+
+def _add_normal(rows: NDArray[Any], sign: float, total: NDArray[Any]) -> None:
+    """Lower part of total += sign · rowsᵀ rows."""
+    name = {"f": "ssyrk", "d": "dsyrk"}.get(total.dtype.char)
+    if name is None:  # half and extended precision are unknown to BLAS
+        total += rows.dtype.type(sign) * (rows.T @ rows)
+        return
+    # BLAS counts in columns: it sees both transposed, and total's lower part as the upper.
+    updated = getattr(blas, name)(sign, rows.T, beta=1.0, c=total.T, lower=0, overwrite_c=1)
+    if not np.shares_memory(updated, total):
+        total[...] = updated.T
+
+
+# ---- norms
+
+
+def row_squares(parts: Parts) -> NDArray[Any]:
+    """Squared norm of each row, (n, l)."""
+    out = np.zeros((parts.n, parts.l), parts.dtype)
+    for i in parts.cover.alone:
+        out += parts.blocks[i].row_squares()
+    for which in parts.cover.shared:
+        group = parts.group(which)
+        for samples in plan.tiles(parts.n, parts.l * group.m * parts.dtype.itemsize, _LARGE_TILE):
+            rows = group.rows(samples, parts.dtype)
+            out[samples] += np.einsum("nlm,nlm->nl", rows, rows)
+    return out
+
+
+def column_squares(parts: Parts) -> NDArray[Any]:
+    """Squared norm of each column, (m,)."""
+    out = np.zeros(parts.m, parts.dtype)
+    for i in parts.cover.alone:
+        parts.blocks[i].add_column_squares(out)
+    for which in parts.cover.shared:
+        group = parts.group(which)
+        squares = np.zeros(group.m, parts.dtype)
+        for samples in plan.tiles(parts.n, parts.l * group.m * parts.dtype.itemsize, _LARGE_TILE):
+            rows = group.rows(samples, parts.dtype)
+            squares += np.einsum("nlm,nlm->m", rows, rows)
+        for (start, stop), (begin, end) in zip(parts.touched(which), group.borders, strict=True):
+            out[start:stop] += squares[begin:end]
+    return out
+
+
+# ---- min ‖J x − b‖² + damping ‖x‖²
+
+_SAFE_CONDITION = 1e-12  # reciprocal condition number below which a factorised normal matrix is not trusted
+_SETTLED = 1e-10  # relative size of the last correction that counts as converged
+_CORRECTIONS = 12
+
+
+def solve(J: LinearOperator, parts: Parts, b: NDArray[np.float64], damping: float) -> NDArray[np.float64]:
+    """The x (m,) of least ‖J x − b‖² + damping ‖x‖², of smallest norm where there are several; b (n*l,)."""
+    rows, m = J.shape
+    if not rows or not m:
+        return np.zeros(m)
+    if min(rows, m) <= DIRECT_SIZE:
+        x = _by_cholesky(J, parts, b, damping)
+        if x is not None:
+            return x
+        if rows * m * 8 <= DENSE_BYTES:
+            return _by_singular_values(parts, b, damping)
+    solution = lsmr(J, b, damp=np.sqrt(damping), atol=1e-12, btol=1e-12, conlim=1e12, maxiter=10 * min(rows, m))[0]
+    if not np.all(np.isfinite(solution)):
+        raise DataError("the Jacobian holds values that are not finite.")
+    return np.asarray(solution, np.float64)
+
+
+def _by_cholesky(J: LinearOperator, parts: Parts, b: NDArray[np.float64], damping: float) -> NDArray[np.float64] | None:
+    """Factorise the smaller of J Jᵀ + damping and Jᵀ J + damping; None where that cannot be trusted.
+
+    With few rows x = Jᵀ a and (J Jᵀ + damping) a = b, else (Jᵀ J + damping) x = Jᵀ b. Either is corrected with the
+    residual of the original problem until it settles (Björck 1996, Numerical Methods for Least Squares Problems,
+    §2.9.3, "corrected semi-normal equations"), which makes up for the squared condition number.
+    """
+    rows, m = J.shape
+    threads = materialise.available_cores()
+    few_rows = rows <= m
+    if few_rows:
+        matrix = np.empty((rows, rows))
+        gram(parts, None, matrix.reshape(parts.n, parts.l, parts.n, parts.l), threads)
+    else:
+        matrix = normal(parts, None, np.dtype(np.float64), threads)
+    matrix.flat[:: matrix.shape[0] + 1] += damping
+    if not np.isfinite(np.trace(matrix)):
+        return None
+    norm = lapack.dlange("1", matrix.T)
+    factor, failed = lapack.dpotrf(matrix.T, lower=1, clean=0, overwrite_a=1)
+    if failed or lapack.dpocon(factor, norm, uplo="L")[0] < _SAFE_CONDITION:
+        return None
+
+    x = np.zeros(m)
+    a = np.zeros(rows)
+    previous = np.inf
+    for _ in range(_CORRECTIONS):
+        residual = b - J.matvec(x)
+        if few_rows:
+            a += lapack.dpotrs(factor, residual - damping * a, lower=1)[0]
+            new = J.rmatvec(a)
+        else:
+            new = x + lapack.dpotrs(factor, J.rmatvec(residual) - damping * x, lower=1)[0]
+        change = float(np.linalg.norm(new - x))
+        x = new
+        size = float(np.linalg.norm(x))
+        if change <= 4 * np.finfo(np.float64).eps * size:
+            return x
+        if change > 0.5 * previous:  # rounding, no longer progress
+            break
+        previous = change
+    return x if change <= _SETTLED * size else None
+
+
+def _by_singular_values(parts: Parts, b: NDArray[np.float64], damping: float) -> NDArray[np.float64]:
+    """By the singular values of the explicit J, those of rounding size dropped as `numpy.linalg.lstsq` drops them."""
+    matrix = parts.rows(slice(0, parts.n), np.float64, materialise.available_cores()).reshape(-1, parts.m)
+    if not np.all(np.isfinite(matrix)):
+        raise DataError("the Jacobian holds values that are not finite.")
+    rank_tolerance = np.finfo(np.float64).eps * max(matrix.shape)
+    try:
+        U, s, Vt = svd(matrix, full_matrices=False, overwrite_a=True, check_finite=False)
+    except LinAlgError:
+        matrix = parts.rows(slice(0, parts.n), np.float64).reshape(-1, parts.m)
+        U, s, Vt = svd(matrix, full_matrices=False, overwrite_a=True, check_finite=False, lapack_driver="gesvd")
+    kept = s > rank_tolerance * s[0] if not damping else s > 0
+    gain = np.divide(s, s * s + damping, where=kept, out=np.zeros_like(s))
+    return np.asarray(Vt.T @ (gain * (U.T @ b)))

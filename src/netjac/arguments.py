@@ -1,0 +1,117 @@
+"""Checks of what users hand to a `Jacobian`: each returns the value in the form worked with, or says what is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+from scipy.sparse import issparse
+
+from netjac import materialise
+from netjac.errors import DataError, DtypeError, ShapeError
+
+
+def array(x: Any) -> NDArray[Any]:
+    """A NumPy array of a vector or matrix, also of a sparse one."""
+    return np.asarray(x.toarray() if issparse(x) else x)
+
+
+def real(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype of a product, if it is real floating."""
+    if dtype.kind != "f":
+        raise DtypeError(f"a Jacobian is multiplied with real numbers, and got {dtype}.")
+    return dtype
+
+
+def floating(dtype: DTypeLike) -> np.dtype[Any]:
+    """The dtype asked for, if it is real floating."""
+    try:
+        given = np.dtype(dtype)
+    except TypeError as error:
+        raise DtypeError(f"dtype must be a real floating one, such as 'float64', and {dtype!r} is none.") from error
+    if given.kind != "f":
+        raise DtypeError(f"dtype must be a real floating one, such as 'float64', and is {given}.")
+    return given
+
+
+def buffer(
+    shape: tuple[int, ...], out: NDArray[Any] | None, dtype: DTypeLike | None, default: np.dtype[Any], what: str
+) -> NDArray[Any]:
+    """``out`` if it fits, or a new array."""
+    wanted = None if dtype is None else floating(dtype)
+    if out is None:
+        return np.empty(shape, default if wanted is None else wanted)
+    if not isinstance(out, np.ndarray):
+        raise DtypeError(f"out must be a NumPy array, and is {describe(out)}.")
+    if out.shape != shape:
+        raise ShapeError(f"{what} has shape {shape}, and out has shape {out.shape}.")
+    if out.dtype.kind != "f":
+        raise DtypeError(f"out must have a real floating dtype, and has {out.dtype}.")
+    if wanted is not None and out.dtype != wanted:
+        raise DtypeError(f"dtype={wanted.name!r} was asked for, and out has dtype {out.dtype}.")
+    if not out.flags.writeable:
+        raise DataError("out is read-only.")
+    return out
+
+
+def threads(count: int | None) -> int:
+    """Number of threads; None stands for every core available to the process."""
+    if count is None:
+        return materialise.available_cores()
+    if isinstance(count, bool) or not isinstance(count, (int, np.integer)):
+        raise DtypeError(f"threads must be an integer or None, and is {describe(count)}.")
+    if count < 1:
+        raise DataError(f"threads must be 1 or more, and is {count}.")
+    return int(count)
+
+
+def sample_index(samples: Any, n: int) -> slice | NDArray[np.intp]:
+    """What ``J[samples]`` selects among ``n`` samples: a slice, or integers (count,) of 0 … n - 1."""
+    if isinstance(samples, slice):
+        return samples
+    if isinstance(samples, tuple):
+        raise DtypeError("J[...] takes one index, over the samples; the columns are chosen by J.columns(names).")
+    try:
+        index = np.asarray(samples)
+    except ValueError:  # a ragged list
+        index = np.asarray(None)
+    if isinstance(samples, list) and not samples:
+        index = index.astype(np.intp)
+    if index.dtype.kind == "b" and index.ndim:
+        if index.shape != (n,):
+            raise IndexError(f"a boolean mask over the samples must have shape ({n},), and has {index.shape}.")
+        return np.flatnonzero(index)
+    if index.dtype.kind not in "iu" or index.ndim > 1:
+        raise DtypeError(
+            f"J[samples] takes an integer, a slice, or one axis of integers or booleans, and got {describe(samples)}."
+        )
+    index = index.reshape(-1)
+    wrong = index[(index < -n) | (index >= n)]
+    if wrong.size:
+        raise IndexError(f"sample {int(wrong[0])} is out of range: this Jacobian has {n} samples.")
+    index = index.astype(np.intp)
+    return np.where(index < 0, index + n, index)
+
+
+def row_weights(weights: ArrayLike, n: int, l: int) -> NDArray[np.float64]:
+    """Weights (n, l) of the rows, from one a row or one a sample."""
+    w = np.asarray(weights)
+    rows = n * l
+    if w.shape not in ((rows,), (n, l), (n,)):
+        raise ShapeError(
+            f"weights must have shape ({rows},) or ({n}, {l}), one a row, or ({n},), one a sample, and have {w.shape}."
+        )
+    if w.dtype.kind not in "fiub":
+        raise DtypeError(f"weights must be real numbers, and have dtype {w.dtype}.")
+    if not np.all(np.isfinite(w)):
+        raise DataError("weights must be finite.")
+    if w.shape == (n,) != (rows,):
+        w = np.repeat(w, l)
+    return w.reshape(n, l).astype(np.float64)
+
+
+def describe(value: Any) -> str:
+    """Type and value, shortened, for a message."""
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
