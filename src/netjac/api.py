@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -127,11 +126,15 @@ def parameters(model: Any, variables: Sequence[Any] | None = None) -> ParameterS
 
 
 def _tensorflow() -> ModuleType:
-    if find_spec("tensorflow") is None:
+    try:
+        import tensorflow  # noqa: F401
+    except ModuleNotFoundError as error:
+        if error.name != "tensorflow":  # it is there, and something it needs is not
+            raise
         raise ImportError(
-            "netjac reads the derivative from TensorFlow, which is not installed: "
+            "netjac takes the derivative from TensorFlow, which is not installed: "
             'pip install "netjac[tensorflow-cpu]" (or "netjac[tensorflow]" for a GPU).'
-        )
+        ) from error
     import netjac.tensorflow
 
     return netjac.tensorflow
