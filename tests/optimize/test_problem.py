@@ -54,9 +54,8 @@ class Evaluated:
     def rmatmat(self, U: np.ndarray) -> np.ndarray:
         return self.J.T @ U
 
-    def to_array(self, layout: str, out: Any = None, dtype: Any = None) -> np.ndarray:
+    def to_array(self, layout: str = "(n l) m", *, dtype: Any = None) -> np.ndarray:
         assert layout == "(n l) m"
-        assert out is None
         return self.J.astype(dtype)
 
 

@@ -44,7 +44,7 @@ class EvaluatedJacobian(Protocol):
     def rmatmat(self, U: NDArray[Any]) -> NDArray[Any]:
         """Jᵀ U (m, q)."""
 
-    def to_array(self, layout: str, out: Any = None, dtype: Any = None) -> NDArray[Any]:
+    def to_array(self, layout: str = ..., *, dtype: Any = None) -> NDArray[Any]:
         """J as an array."""
 
 

@@ -1,0 +1,184 @@
+"""Pictures of a fit and of a Jacobian. The only file that imports Matplotlib, and only when a picture is drawn.
+
+Every function draws into ``ax`` (by default Matplotlib's current axes) and returns it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from netjac.errors import DataError, ShapeError
+from netjac.jacobian import Jacobian
+from netjac.optimize.monitor import History
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_PICTURE_ROWS = 400  # more than a screen shows
+_PICTURE_COLUMNS = 800
+
+
+def fit(groups: dict[str, tuple[ArrayLike, ArrayLike]], ax: Axes | None = None) -> Axes:
+    """Predicted against measured values, with the diagonal on which both agree.
+
+    Parameters
+    ----------
+    groups
+        Name → (measured, predicted), arrays of one shape; such as ``{"train": (y, f(x)), "test": …}``. The legend
+        shows each group's root mean square error.
+    ax
+        Where to draw.
+
+    Raises
+    ------
+    ShapeError
+        If measured and predicted differ in shape.
+
+    Examples
+    --------
+    >>> import matplotlib; matplotlib.use("Agg")
+    >>> ax = fit({"train": ([1.0, 2.0, 3.0], [1.1, 1.9, 3.2])})
+    >>> ax.get_xlabel()
+    'measured'
+    """
+    ax = _axes(ax)
+    low, high = np.inf, -np.inf
+    for position, (name, pair) in enumerate(groups.items()):
+        measured, predicted = (np.asarray(values, dtype=np.float64) for values in pair)
+        if measured.shape != predicted.shape:
+            raise ShapeError(f"{name!r}: measured has shape {measured.shape} and predicted {predicted.shape}.")
+        error = float(np.sqrt(np.mean((predicted - measured) ** 2)))
+        ax.scatter(
+            measured,
+            predicted,
+            s=14,
+            alpha=0.6,
+            linewidths=0,
+            color=f"C{position}",
+            label=f"{name}: rms error {error:.3g}",
+        )
+        low, high = min(low, measured.min(), predicted.min()), max(high, measured.max(), predicted.max())
+    ax.plot([low, high], [low, high], color="0.4", linewidth=1, zorder=0)
+    ax.set(xlabel="measured", ylabel="predicted", title="Fit")
+    ax.legend(frameon=False, loc="upper left")
+    return ax
+
+
+def convergence(history: History, ax: Axes | None = None) -> Axes:
+    """Cost and largest gradient entry over the evaluations of the model, on logarithmic axes.
+
+    Parameters
+    ----------
+    history
+        ``result.history`` of `netjac.LeastSquares.solve`.
+    ax
+        Where to draw.
+
+    Raises
+    ------
+    DataError
+        If the history is empty.
+
+    Examples
+    --------
+    >>> import matplotlib; matplotlib.use("Agg")
+    >>> ax = convergence(History(np.array([1, 2]), np.array([9.0, 1.0]), np.array([3.0, 0.1]), np.array([0.0, 0.1])))
+    >>> ax.get_ylabel()
+    'cost'
+    """
+    if not len(history):
+        raise DataError("the history is empty: nothing was evaluated.")
+    ax = _axes(ax)
+    (cost,) = ax.plot(history.nfev, _positive(history.cost), color="C0", marker=".", label="cost")
+    ax.set(xlabel="evaluations", ylabel="cost", title="Convergence", yscale="log")
+    right = ax.twinx()
+    (gradient,) = right.plot(
+        history.nfev, _positive(history.optimality), color="C1", marker=".", linewidth=1, label="‖gradient‖∞"
+    )
+    right.set(ylabel="‖gradient‖∞", yscale="log")
+    ax.legend(handles=[cost, gradient], frameon=False, loc="upper right")
+    return ax
+
+
+def jacobian(J: Jacobian, ax: Axes | None = None) -> Axes:
+    """|J| as an image on a logarithmic scale: rows are outputs by sample, columns parameters by variable.
+
+    A large Jacobian is drawn from evenly spaced samples, and each pixel shows the largest entry of the columns under
+    it. Widths go with the square root of the number of parameters, so that a bias is seen beside its kernel.
+
+    Parameters
+    ----------
+    J
+        From `netjac.jacobian`.
+    ax
+        Where to draw.
+
+    Raises
+    ------
+    DataError
+        If J has no rows or no columns.
+    """
+    from matplotlib import colormaps
+    from matplotlib.colors import LogNorm
+
+    if 0 in J.shape:
+        raise DataError(f"a Jacobian of shape {J.shape} has nothing to draw.")
+    ax = _axes(ax)
+    count = min(J.n, max(1, _PICTURE_ROWS // J.l))
+    samples = np.unique(np.linspace(0, J.n - 1, count).astype(np.intp))
+    part = J[samples]
+    widths = _widths([segment.size for segment in J.parameters])
+    strips = [
+        _strip(np.abs(part.columns(segment.name).to_array()), width)
+        for segment, width in zip(J.parameters, widths, strict=True)
+    ]
+    picture = np.concatenate(strips, axis=1)
+    top = float(picture.max()) or 1.0
+    colours = colormaps["viridis"].with_extremes(under="black", bad="black")
+    image = ax.imshow(
+        np.ma.masked_less_equal(picture, 0),
+        norm=LogNorm(max(top * 1e-5, float(picture[picture > 0].min(initial=top)) * 0.999), top, clip=False),
+        cmap=colours,
+        aspect="auto",
+        interpolation="nearest",
+    )
+    ax.figure.colorbar(image, ax=ax, label="|∂y / ∂θ|  (black: zero)", pad=0.02)
+    edges = np.cumsum([0, *widths])
+    for edge in edges[1:-1]:
+        ax.axvline(edge - 0.5, color="white", linewidth=1)
+    names = [f"{s.name} {' × '.join(map(str, s.shape))}" for s in J.parameters]
+    ax.set_xticks((edges[:-1] + edges[1:] - 1) / 2, names, rotation=30, ha="right", fontsize="small")
+    shown = "" if len(samples) == J.n else f", {len(samples)} samples of {J.n}"
+    ax.set(ylabel=f"outputs by sample{shown}", title=f"Jacobian, {J.shape[0]} × {J.shape[1]}")
+    return ax
+
+
+def _widths(sizes: list[int]) -> list[int]:
+    """Pixels for each variable, in proportion to the square root of its size."""
+    total = min(sum(sizes), _PICTURE_COLUMNS)
+    share = np.sqrt(np.array(sizes, dtype=np.float64))
+    return [max(1, round(width)) for width in total * share / share.sum()]
+
+
+def _strip(block: NDArray[Any], width: int) -> NDArray[Any]:
+    """Columns of ``block`` (rows, q) stretched or, by their maximum, squeezed to ``width``."""
+    q = block.shape[1]
+    if q <= width:
+        return block[:, np.arange(width) * q // width]
+    return np.maximum.reduceat(block, np.arange(width) * q // width, axis=1)
+
+
+def _positive(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Zeros left out, which a logarithmic axis cannot show."""
+    return np.where(values > 0, values, np.nan)
+
+
+def _axes(ax: Axes | None) -> Axes:
+    if ax is not None:
+        return ax
+    import matplotlib.pyplot as plt
+
+    return plt.gca()
