@@ -1,0 +1,194 @@
+"""From a model to Jacobians: trace, survey, match, evaluate, factor and probe put together, once a model and signature."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import ArrayLike, NDArray
+
+from netjac import factor
+Jacobian=None
+from netjac.sites import Coverage, CoverageEntry, SiteForm, SiteValues, Treatment, UseSite
+from netjac.spaces import OutputSpace, ParameterSpace
+from netjac.tensorflow import probe
+from netjac.tensorflow.evaluate import Evaluator, Fallback
+from netjac.tensorflow.groups import Group, group
+from netjac.tensorflow.match import Graph, Match, Unmatched, match, plain_name
+from netjac.tensorflow.survey import Survey
+from netjac.tensorflow.trace import Signature, argument_specs, floating_type, parameter_space, signature_of, trace
+
+
+class Extractor:
+    """Jacobians of one model for inputs of one signature, any number of samples.
+
+    It holds no reference to the model, only to its variables, so that a model that is dropped can be collected.
+
+    Parameters
+    ----------
+    model, variables
+        As for `netjac.jacobian`.
+    signature, leaves
+        Of the first x; a few of its samples serve for the survey and the probe.
+    parameters
+        The columns.
+    """
+
+    def __init__(self, model: Any, signature: Signature, leaves: Sequence[Any], parameters: ParameterSpace) -> None:
+        self.parameters = parameters
+        self._trace = trace(model, signature, parameters)
+        self.output_space: OutputSpace = self._trace.output_space
+        probe.refuse_random(self._trace.program)
+        theta = [np.asarray(variable) for variable in parameters.variables or ()]
+        survey = Survey(self._trace.program, argument_specs(self._trace), theta, leaves)
+        graph = Graph(survey)
+        matches, unmatched = match(survey, graph)
+        falling = {edge.variable for edge in unmatched}
+        matches = [m for m in matches if m.variable not in falling]
+        groups = group(survey, graph, matches, self.output_space.size)
+        reached = _reached(survey, graph, groups)
+        fallbacks = [
+            Fallback(edge.variable, edge.operation, edge.reason)
+            for position in sorted(falling)
+            for edge in [next(e for e in unmatched if e.variable == position)]
+        ]
+        self._evaluator = Evaluator(self._trace, [g for g in groups if g in reached], fallbacks)
+        self.coverage = _coverage(parameters, groups, reached, unmatched)
+        self._plan = factor.plan(self._evaluator.sites, parameters)
+        probe.check(self._trace, survey, graph, theta, self._jacobian)
+
+    def evaluate(self, x: Sequence[Any], theta: ArrayLike | None = None) -> Jacobian:
+        """The Jacobian at ``x`` (tensors) and the vector ``theta`` (m,), or at the variables' present values."""
+        if x[0].shape[0] == 0:
+            return self._empty()
+        return self._jacobian(self._weights(theta), x)
+
+    def outputs(self, x: Sequence[Any], theta: ArrayLike | None = None) -> NDArray[Any]:
+        """The flat outputs (n, l) alone."""
+        if x[0].shape[0] == 0:
+            return self._empty().y
+        return _wide(self._evaluator.outputs(self._weights(theta), x))
+
+    def _weights(self, theta: ArrayLike | None) -> list[Any]:
+        if theta is None:
+            return [variable.read_value() for variable in self.parameters.variables or ()]
+        parts = self.parameters.unravel(theta)
+        return [
+            tf.constant(part, segment.dtype) for part, segment in zip(parts, self.parameters.segments, strict=True)
+        ]
+
+    def _jacobian(self, theta: Sequence[Any], x: Sequence[Any]) -> Jacobian:
+        y, values = self._evaluator(theta, x)
+        return Jacobian(self.parameters, self.output_space, _wide(y), self._plan.build(values), self.coverage)
+
+    def _empty(self) -> Jacobian:
+        rows = self.output_space.size
+        dtype = np.result_type(np.float32, *(s.dtype for s in self.parameters.segments if "16" not in s.dtype))
+        values = [_empty_values(site, rows, dtype) for site in self._evaluator.sites]
+        y = np.zeros((0, rows), dtype)
+        return Jacobian(self.parameters, self.output_space, y, self._plan.build(values), self.coverage)
+
+
+def _wide(y: NDArray[Any]) -> NDArray[Any]:
+    """Half precision as float32: NumPy and SciPy compute in nothing narrower."""
+    return y if y.dtype in (np.float32, np.float64) else y.astype(np.float32)
+
+
+def _empty_values(site: UseSite, rows: int, dtype: Any) -> SiteValues:
+    g, k, c = site.entries.shape
+    if site.form is SiteForm.DENSE:
+        return SiteValues(dense=np.zeros((0, rows, g * k * c), dtype))
+    d = np.zeros((0, rows, 1, g * c), dtype)
+    if site.form is SiteForm.EMBEDDING:
+        return SiteValues(D=d, indices=np.zeros((0, 1), np.int64))
+    return SiteValues(D=d, A=np.zeros((0, 1, g, k), dtype))
+
+
+def _reached(survey: Survey, graph: Graph, groups: Sequence[Group]) -> list[Group]:
+    """The groups whose cotangents the outputs reach."""
+    roots = list(dict.fromkeys(c.root for g in groups for c in g.cotangents))
+    if not roots:
+        return []
+    with survey.graph.as_default():
+        tensors = [survey.graph.get_tensor_by_name(root) for root in roots]
+        gradients = tf.gradients([survey.graph.get_tensor_by_name(name) for name in sorted(graph.outputs)], tensors)
+    live = {root for root, gradient in zip(roots, gradients, strict=True) if gradient is not None}
+    return [g for g in groups if any(c.root in live for c in g.cotangents)]
+
+
+def _coverage(
+    parameters: ParameterSpace, groups: Sequence[Group], reached: Sequence[Group], unmatched: Sequence[Unmatched]
+) -> Coverage:
+    entries = []
+    for position, segment in enumerate(parameters.segments):
+        uses = [_use(g, m, g in reached) for g in groups if g.first.variable == position for m in g.members]
+        uses += [(e.operation, e.operation_type, Treatment.FALLBACK, e.reason) for e in unmatched if e.variable == position]
+        if not any(use[2] is not Treatment.UNREACHED for use in uses):
+            uses = [("", "", Treatment.UNREACHED, "does not reach the outputs: zero columns")]
+        entries += [
+            CoverageEntry(segment.name, segment.shape, treatment, operation, operation_type, reason)
+            for operation, operation_type, treatment, reason in uses
+        ]
+    return Coverage(tuple(entries))
+
+
+def _use(g: Group, member: Match, reached: bool) -> tuple[str, str, Treatment, str]:
+    name, kind = plain_name(member.operation.name), member.operation.type
+    if not reached:
+        return name, kind, Treatment.UNREACHED, "does not reach the outputs"
+    if g.form is SiteForm.DENSE:
+        return name, kind, Treatment.COLLAPSED, f"its columns are fewer than the factors at {g.sizes[0]} positions"
+    return name, kind, Treatment.FACTORED, ""
+
+
+# One extractor a model, variables and signature, as long as the model lives ------------------------------------------
+
+_EXTRACTORS: weakref.WeakKeyDictionary[Any, dict[Any, Extractor]] = weakref.WeakKeyDictionary()
+_LOCK = threading.RLock()
+
+
+class BoundExtractor:
+    """An `Extractor` with its x: what a solver calls at each new θ.
+
+    Attributes
+    ----------
+    parameters, output_space
+        The columns, live, and the rows.
+    n : int
+        Samples in x.
+    """
+
+    def __init__(self, extractor: Extractor, leaves: Sequence[Any]) -> None:
+        self._extractor = extractor
+        self._x = [tf.convert_to_tensor(leaf) for leaf in leaves]
+        self.n = int(self._x[0].shape[0])
+        self.parameters = extractor.parameters
+        self.output_space = extractor.output_space
+
+    def evaluate(self, theta: ArrayLike | None = None) -> Jacobian:
+        """The Jacobian at the vector ``theta`` (m,), or at the present weights; the model's weights are not touched."""
+        return self._extractor.evaluate(self._x, theta)
+
+    def outputs(self, theta: ArrayLike | None = None) -> NDArray[Any]:
+        """The flat outputs (n, l) alone, at ``theta`` or at the present weights."""
+        return self._extractor.outputs(self._x, theta)
+
+
+def evaluator(model: Any, x: Any, variables: Sequence[Any] | None = None) -> BoundExtractor:
+    """The extractor of ``model`` for inputs like ``x``, bound to ``x``; made on first use and kept with the model."""
+    parameters = parameter_space(model, variables)
+    signature, leaves = signature_of(x, floating_type(parameters))
+    owner, part = getattr(model, "__self__", model), getattr(model, "__func__", None)
+    key = (part, tuple(id(variable) for variable in parameters.variables or ()), signature.key)
+    with _LOCK:
+        try:
+            kept = _EXTRACTORS.setdefault(owner, {})
+        except TypeError:  # neither hashable nor weakly referable: nothing to keep it with
+            kept = {}
+        if key not in kept:
+            kept[key] = Extractor(model, signature, leaves, parameters)
+        return BoundExtractor(kept[key], leaves)

@@ -1,0 +1,195 @@
+"""The probe: the extractor against the ordinary derivative, before a first matrix is returned.
+
+At three different samples and slightly moved parameters (so that weights that start at zero hide nothing), with random
+directions u and v:
+
+- for each sample alone, Jᵀ u against one ordinary gradient. This holds each sample's rows to account separately, which
+  a sum over the batch would not;
+- J v against one forward-mode product, taken as the transpose of the transpose.
+
+A wrong rule fails it, and so does every model that mixes samples. Then the forward pass is searched for the first
+operation through which one sample reaches another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from netjac.errors import ProbeError, RandomModelError, SampleMixingError
+from netjac.tensorflow.match import Graph, plain_name
+from netjac.tensorflow.program import Program
+from netjac.tensorflow.survey import LARGE, Survey
+from netjac.tensorflow.trace import Trace, argument_specs, flat_outputs
+
+HALF = frozenset({tf.float16.as_datatype_enum, tf.bfloat16.as_datatype_enum})
+STATEFUL_RANDOM = frozenset(
+    "RandomUniform RandomUniformInt RandomStandardNormal TruncatedNormal ParameterizedTruncatedNormal RandomGamma"
+    " RandomPoisson RandomPoissonV2 RandomShuffle Multinomial StatefulUniform StatefulStandardNormalV2"
+    " StatefulTruncatedNormal StatefulUniformInt StatefulUniformFullInt StatefulRandomBinomial".split()
+)
+
+Products = Callable[[NDArray[Any]], NDArray[Any]]
+
+
+def refuse_random(program: Program) -> None:
+    """Raise if a random number drawn anew at each call reaches the outputs; constants drawn from a fixed seed may."""
+    nodes = {node.name: node for node in program.graph_def.node}
+
+    def fixed(name: str, seen: set[str]) -> bool:
+        if name in seen:
+            return True
+        seen.add(name)
+        node = nodes[name]
+        if node.op in ("Placeholder", "ReadVariableOp") or node.op in STATEFUL_RANDOM:
+            return False
+        return all(fixed(i.partition(":")[0], seen) for i in node.input)
+
+    for node in program.graph_def.node:
+        stateless = node.op.startswith("StatelessRandom") or node.op in ("StatelessTruncatedNormalV2", "StatelessShuffle")
+        if node.op in STATEFUL_RANDOM or (stateless and not all(fixed(i.partition(":")[0], set()) for i in node.input[1:])):
+            raise RandomModelError(
+                f"the operation {node.name!r} ({node.op}) draws random numbers at every call, so the outputs are no "
+                "function of the parameters. Turn it off: call dropout and noise layers with training=False."
+            )
+
+
+def moved(theta: Sequence[NDArray[Any]], rng: np.random.Generator) -> list[NDArray[Any]]:
+    """Parameters near ``theta``, none of them zero."""
+    result = []
+    for value in theta:
+        wide = value.astype(np.float64)
+        scale = np.sqrt(np.mean(wide**2)) if wide.size else 0.0
+        change = 0.05 * (scale if scale > 0 else 1.0) * rng.uniform(0.5, 1.0, value.shape) * rng.choice([-1, 1], value.shape)
+        result.append((wide + change).astype(value.dtype))
+    return result
+
+
+def ordinary_products(
+    trace: Trace, theta: Sequence[Any], x: Sequence[Any], u: NDArray[Any], v: NDArray[Any]
+) -> tuple[list[NDArray[Any]], NDArray[Any] | None]:
+    """Per sample i the ordinary gradient of u[i] · y[i], as (m,), and J v (n, l), None where TensorFlow cannot.
+
+    ``u`` is (n, l), ``v`` (m,); nothing of the factored path is used.
+    """
+    count = len(trace.parameters)
+    parts = trace.parameters.unravel(v)
+
+    def run(*arguments: Any) -> Any:
+        weights = arguments[:count]
+        y = flat_outputs(trace.program.insert(weights, arguments[count:], trace.program.outputs), trace)
+        rows = [tf.gradients(y, weights, grad_ys=tf.constant(u * (np.arange(LARGE) == i)[:, None], y.dtype)) for i in range(LARGE)]
+        dense = [[tf.zeros_like(w) if d is None else tf.convert_to_tensor(d) for d, w in zip(r, weights, strict=True)] for r in rows]
+        try:
+            seed = tf.zeros_like(y)
+            back = tf.gradients(y, weights, grad_ys=seed)
+            pairs = [(tf.convert_to_tensor(d), tf.constant(p, d.dtype)) for d, p in zip(back, parts, strict=True) if d is not None]
+            product = tf.gradients([d for d, _ in pairs], seed, grad_ys=[p for _, p in pairs])[0] if pairs else None
+            product = tf.zeros_like(y) if product is None else product
+        except (LookupError, ValueError, TypeError):  # an operation without a second derivative
+            product = tf.fill(tf.shape(y), tf.constant(np.nan, y.dtype))
+        return dense, product
+
+    compiled = tf.function(run, autograph=False).get_concrete_function(*argument_specs(trace))
+    rows, product = compiled(*theta, *x)
+    gradients = [np.concatenate([np.asarray(d, np.float64).reshape(-1) for d in row]) for row in rows]
+    forward = np.asarray(product, np.float64)
+    return gradients, None if np.isnan(forward).all() else forward
+
+
+def check(
+    trace: Trace,
+    survey: Survey,
+    graph: Graph,
+    theta: Sequence[NDArray[Any]],
+    jacobian_at: Callable[[Sequence[Any], Sequence[Any]], Any],
+) -> None:
+    """Raise unless the Jacobian that ``jacobian_at(theta, x)`` gives agrees with the ordinary derivative."""
+    rng = np.random.default_rng(20150)
+    m, rows = trace.parameters.size, trace.output_space.size
+    u, v = rng.uniform(0.5, 1.5, (LARGE, rows)), rng.standard_normal(m)
+    batch = survey.batch
+    half = any(a.type in HALF for node in trace.program.graph_def.node for a in node.attr.values())
+    low = 1e-3 if half else max((np.finfo(s.dtype).eps for s in trace.parameters.segments), default=1e-7)
+    for candidate in (moved(theta, rng), list(theta)):
+        weights = [tf.convert_to_tensor(value) for value in candidate]
+        gradients, forward = ordinary_products(trace, weights, batch, u, v)
+        if all(np.isfinite(g).all() for g in gradients):
+            break
+    jacobian = jacobian_at(weights, batch)
+    wrong: dict[str, float] = {}
+    for i, gradient in enumerate(gradients):
+        ours = jacobian.T @ (u * (np.arange(LARGE) == i)[:, None]).reshape(-1)
+        for segment in trace.parameters.segments:
+            error = _error(ours[segment.slice], gradient[segment.slice], np.linalg.norm(gradient), low)
+            if error > 10 * np.sqrt(low):
+                wrong[segment.name] = max(error, wrong.get(segment.name, 0.0))
+    if forward is not None and not wrong:
+        error = _error((jacobian @ v).reshape(LARGE, rows), forward, np.linalg.norm(forward), low)
+        if error > 10 * np.sqrt(low):
+            wrong["J v"] = error
+    if wrong:
+        culprit = mixing_operation(survey, graph)
+        if culprit is not None:
+            raise SampleMixingError(
+                f"the operation {plain_name(culprit.name)!r} ({culprit.type}) mixes samples: one sample's output depends on "
+                "another sample, so no Jacobian organised by sample exists. Typical causes: batch normalisation with "
+                "training=True, a mean or softmax over the batch, a reshape that swaps samples and time."
+            )
+        listing = ", ".join(f"{name} ({error:.1e})" for name, error in sorted(wrong.items(), key=lambda item: -item[1])[:5])
+        raise ProbeError(
+            f"the factors disagree with the ordinary derivative for: {listing} (relative errors). No matrix is returned. "
+            "This is a fault in netjac, or a model whose outputs depend on the number of samples; please report the model."
+        )
+
+
+def _error(ours: NDArray[Any], reference: NDArray[Any], whole: Any, low: float) -> float:
+    """Relative error, forgiving what is rounding beside the whole; infinite where only one side is finite."""
+    same = (ours == reference) | (np.isnan(ours) & np.isnan(reference))
+    with np.errstate(invalid="ignore"):
+        difference = float(np.linalg.norm(np.where(same, 0, ours - reference)))
+    if not np.isfinite(difference):
+        return float("inf")
+    size = float(np.linalg.norm(np.where(same & ~np.isfinite(reference), 0, reference)))
+    return max(0.0, difference - 1e3 * low * float(whole)) / max(size, np.finfo(np.float64).tiny) if difference else 0.0
+
+
+def mixing_operation(survey: Survey, graph: Graph) -> Any | None:
+    """The first operation whose output for one sample changes when another sample does, its operands' not."""
+    operations = [survey.graph.get_operation_by_name(name) for name in graph.order]
+    tensors = {t.name: t for op in operations for t in (*op.inputs, *op.outputs) if survey.known(t)}
+    survey.fetch(list(tensors.values()))
+    mixed: dict[str, bool] = {}
+
+    def is_mixed(tensor: Any) -> bool:
+        if tensor.name not in tensors:
+            return False
+        if tensor.name not in mixed:
+            before, after = survey.values(tensor)
+            axes = survey.batched(tensor)
+            if not axes:
+                mixed[tensor.name] = before.shape != after.shape or not np.array_equal(before, after, equal_nan=before.dtype.kind == "f")
+            elif len(axes) != 1 or axes[0] < 0:
+                mixed[tensor.name] = True
+            else:
+                mixed[tensor.name] = survey.sample_axis(tensor, axes[0]) is None or _others_changed(survey, tensor, axes[0])
+        return mixed[tensor.name]
+
+    for operation in operations:
+        if any(is_mixed(t) for t in operation.outputs) and not any(is_mixed(t) for t in operation.inputs):
+            return operation
+    return None
+
+
+def _others_changed(survey: Survey, tensor: Any, axis: int) -> bool:
+    location = survey.sample_axis(tensor, axis)
+    assert location is not None
+    before, after = survey.values(tensor)
+    changed = np.moveaxis(before != after, axis, 0)
+    if before.dtype.kind == "f":
+        changed &= ~np.moveaxis(np.isnan(before) & np.isnan(after), axis, 0)
+    return bool(changed.reshape(location.outer, LARGE, location.inner, -1)[:, :-1].any())

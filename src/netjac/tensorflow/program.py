@@ -1,0 +1,226 @@
+"""A traced network as a plain function of (θ, x): one flat graph without variables, calls or side effects.
+
+`flatten` takes the graph TensorFlow traced and rewrites it node by node:
+
+- calls of nested functions are replaced by their bodies, so that every use of a weight is in sight;
+- reads of trainable variables become placeholders, so that evaluating at another θ touches no variable;
+- whatever the outputs do not depend on is dropped, side effects included.
+
+A `Program` can then be inserted into any graph under construction, as often as needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.framework.function_def_to_graph import function_def_to_graph_def
+
+from netjac.errors import ModelError
+
+CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
+Node = Any  # a NodeDef
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A flat graph of the outputs.
+
+    Attributes
+    ----------
+    graph_def
+        The nodes the outputs depend on.
+    inputs, parameters, outputs
+        Tensor names, in the order of the flattened x, of the variables and of the flattened outputs. A parameter's
+        name may be absent from the graph (the variable does not reach the outputs).
+    captured
+        Other tensors the graph needs (non-trainable variables' handles, constants), by tensor name.
+    """
+
+    graph_def: Any
+    inputs: tuple[str, ...]
+    parameters: tuple[str, ...]
+    outputs: tuple[str, ...]
+    captured: Mapping[str, Any]
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        """Names of the nodes."""
+        return frozenset(node.name for node in self.graph_def.node)
+
+    def insert(self, theta: Sequence[Any], x: Sequence[Any], fetch: Sequence[str]) -> list[Any]:
+        """Put the graph into the one under construction, applied to ``theta`` and ``x``; tensors named in ``fetch``."""
+        given = dict(zip((*self.inputs, *self.parameters), (*x, *theta), strict=True))
+        feeds = {name: tf.convert_to_tensor(value) for name, value in given.items()}
+        feeds |= {name: _capture(tensor) for name, tensor in self.captured.items()}
+        present = self.nodes
+        feeds = {name: tensor for name, tensor in feeds.items() if name.partition(":")[0] in present}
+        # A fetched name that is itself fed is not returned by the import: answer it here.
+        wanted = [name for name in fetch if name not in feeds]
+        got = tf.graph_util.import_graph_def(self.graph_def, input_map=feeds, return_elements=wanted, name="netjac")
+        found = dict(zip(wanted, got, strict=True))
+        return [feeds[name] if name in feeds else found[name] for name in fetch]
+
+
+def _capture(tensor: Any) -> Any:
+    return tf.compat.v1.get_default_graph().capture(tensor)
+
+
+def flatten(graph: Any, inputs: Sequence[Any], outputs: Sequence[Any], variables: Sequence[Any]) -> Program:
+    """Rewrite a traced FuncGraph into a `Program`.
+
+    Parameters
+    ----------
+    graph
+        The traced graph; its captures tell which placeholder stands for which variable.
+    inputs, outputs
+        Its placeholders for the flattened x, and its flattened outputs.
+    variables
+        The ``tf.Variable`` objects to differentiate with respect to.
+    """
+    definition = graph.as_graph_def()
+    functions = {f.signature.name: f for f in definition.library.function}
+    nodes, aliases = _inline({node.name: node for node in definition.node}, functions)
+    handles = {id(variable.handle): i for i, variable in enumerate(variables)}
+    parameters = tuple(f"netjac_parameter_{i}:0" for i in range(len(variables)))
+    by_placeholder = {}
+    captured = {}
+    for external, internal in graph.captures:
+        position = handles.get(id(external))
+        if position is None:
+            captured[internal.name] = external
+        else:
+            by_placeholder[internal.op.name] = position
+    _replace_reads(nodes, by_placeholder, parameters, variables)
+    output_names = tuple(_resolve(_tensor_name(tensor), aliases) for tensor in outputs)
+    kept = _ancestors(nodes, output_names)
+    left = [name for name in by_placeholder if name in kept]
+    if left:
+        users = sorted({node.op for node in kept.values() if any(_producer(i) in left for i in node.input)})
+        raise ModelError(
+            f"a trainable variable is used by reference inside {', '.join(users)}; read it before the loop or branch "
+            "(tf.convert_to_tensor(variable)), so that the loop takes it by value."
+        )
+    flat = tf.compat.v1.GraphDef(versions=definition.versions, library=definition.library)
+    flat.node.extend(kept.values())
+    return Program(
+        flat,
+        tuple(tensor.name for tensor in inputs),
+        parameters,
+        tuple(_tensor_name_of(name) for name in output_names),
+        {name: tensor for name, tensor in captured.items() if name.partition(":")[0] in kept},
+    )
+
+
+def _inline(nodes: dict[str, Node], functions: Mapping[str, Any]) -> tuple[dict[str, Node], dict[str, str]]:
+    """Replace calls by bodies until none is left; ``aliases`` maps a call's outputs to the bodies' tensors."""
+    aliases: dict[str, str] = {}
+    pending = [node for node in nodes.values() if _is_call(node, functions)]
+    while pending:
+        call = pending.pop()
+        definition = functions[call.attr["f"].func.name if call.op in CALLS else call.op]
+        body, flat_names = function_def_to_graph_def(definition)
+        arguments = [arg.name for arg in definition.signature.input_arg]
+        given = dict(zip(arguments, [i for i in call.input if not i.startswith("^")], strict=True))
+        del nodes[call.name]
+        prefix = call.name + "/"
+        for node in body.node:
+            if node.name in given:
+                aliases[f"{prefix}{node.name}"] = given[node.name]
+                continue
+            copy = type(node)()
+            copy.CopyFrom(node)
+            copy.name = prefix + node.name
+            del copy.input[:]
+            copy.input.extend(prefix + _data(i) for i in node.input if not i.startswith("^"))
+            nodes[copy.name] = copy
+            if _is_call(copy, functions):
+                pending.append(copy)
+        for index, arg in enumerate(definition.signature.output_arg):
+            source = prefix + _data(flat_names.get(definition.ret[arg.name], definition.ret[arg.name]))
+            aliases[f"{call.name}:{index}" if index else call.name] = source
+    for node in nodes.values():
+        resolved = [_resolve(_data(i), aliases) for i in node.input if not i.startswith("^")]
+        del node.input[:]
+        node.input.extend(resolved)
+    return nodes, aliases
+
+
+def _is_call(node: Node, functions: Mapping[str, Any]) -> bool:
+    return node.op in functions or (node.op in CALLS and node.attr["f"].func.name in functions)
+
+
+def _resolve(name: str, aliases: Mapping[str, str]) -> str:
+    while name in aliases:
+        name = _data(aliases[name])
+    return name
+
+
+def _replace_reads(
+    nodes: dict[str, Node], handles: Mapping[str, int], parameters: Sequence[str], variables: Sequence[Any]
+) -> None:
+    """Turn each read of a trainable variable into a value taken from its parameter placeholder."""
+    for node in list(nodes.values()):
+        if not node.input or _producer(node.input[0]) not in handles:
+            continue
+        position = handles[_producer(node.input[0])]
+        name = parameters[position].partition(":")[0]
+        value = tf.as_dtype(variables[position].dtype).as_datatype_enum
+        if node.op == "ReadVariableOp":
+            node.op = "Identity"
+            _set_attributes(node, T=value)
+        elif node.op == "ResourceGather":
+            axis = name + "_axis"
+            nodes[axis] = tf.compat.v1.NodeDef(name=axis, op="Const")
+            nodes[axis].attr["dtype"].type = tf.int32.as_datatype_enum
+            nodes[axis].attr["value"].tensor.CopyFrom(tf.make_tensor_proto(int(node.attr["batch_dims"].i), tf.int32))
+            batch_dims, indices = node.attr["batch_dims"].i, node.attr["Tindices"].type
+            node.op = "GatherV2"
+            node.input.append(axis)
+            _set_attributes(node, Tparams=value, Tindices=indices, Taxis=tf.int32.as_datatype_enum)
+            node.attr["batch_dims"].i = batch_dims
+        else:
+            continue
+        node.input[0] = name
+        if name not in nodes:
+            placeholder = tf.compat.v1.NodeDef(name=name, op="Placeholder")
+            placeholder.attr["dtype"].type = value
+            placeholder.attr["shape"].shape.CopyFrom(variables[position].shape.as_proto())
+            nodes[name] = placeholder
+
+
+def _set_attributes(node: Node, **types: int) -> None:
+    node.attr.clear()
+    for name, value in types.items():
+        node.attr[name].type = value
+
+
+def _ancestors(nodes: Mapping[str, Node], outputs: Sequence[str]) -> dict[str, Node]:
+    kept: dict[str, Node] = {}
+    pending = [_producer(name) for name in outputs]
+    while pending:
+        name = pending.pop()
+        if name not in kept:
+            kept[name] = nodes[name]
+            pending.extend(_producer(i) for i in nodes[name].input)
+    return kept
+
+
+def _producer(name: str) -> str:
+    return name.lstrip("^").partition(":")[0]
+
+
+def _data(name: str) -> str:
+    """The canonical form of a tensor name inside a GraphDef: ``node`` for output 0, ``node:i`` for others."""
+    node, _, index = name.partition(":")
+    return node if index in ("", "0") else name
+
+
+def _tensor_name(tensor: Any) -> str:
+    return _data(tensor.name)
+
+
+def _tensor_name_of(name: str) -> str:
+    return name if ":" in name else name + ":0"

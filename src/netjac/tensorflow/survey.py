@@ -1,0 +1,165 @@
+"""Small runs of a `Program` that tell what its graph alone does not: which axes hold the samples, and where.
+
+A tensor holds the samples on an axis whose size grows with n. Sizes at n = 2 and n = 3 tell the axis and its factor s
+(size = s·n); where s > 1, the entries that change when only the last sample changes tell how the samples lie within
+it: (n, s) sample-major, (s, n) time-major, or between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from netjac.tensorflow.program import Program
+
+SMALL, LARGE = 2, 3  # the two numbers of samples
+PREFIX = "netjac/"
+
+
+@dataclass(frozen=True)
+class SampleAxis:
+    """An axis of size outer · n · inner."""
+
+    outer: int
+    inner: int
+
+
+def distinct_samples(leaves: Sequence[Any], count: int, rng: np.random.Generator) -> list[NDArray[Any]]:
+    """``count`` samples like those of x, no two alike where that can be had: rows of x, changed where they repeat."""
+    batch = []
+    for leaf in leaves:
+        array = np.asarray(leaf)
+        n = array.shape[0]
+        rows = np.array(array[np.arange(count) % n]) if n else np.zeros((count, *array.shape[1:]), array.dtype)
+        for i in range(count):
+            if i >= n or any(np.array_equal(rows[i], rows[j]) for j in range(i)):
+                rows[i] = _changed(rows[i], rng)
+        batch.append(rows)
+    return batch
+
+
+def _changed(sample: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
+    """A sample near this one, in the same domain: signs kept, integers taken from the sample itself."""
+    if np.issubdtype(sample.dtype, np.floating) or sample.dtype.kind == "V":  # V: bfloat16
+        factor = rng.uniform(0.8, 1.25, sample.shape)
+        floor = 0.01 * rng.uniform(size=sample.shape)
+        values = sample.astype(np.float64)
+        return np.asarray(np.where(values == 0, floor, values * factor)).astype(sample.dtype)
+    if sample.dtype == bool:
+        return rng.permutation(sample.reshape(-1)).reshape(sample.shape)
+    moved = rng.permutation(sample.reshape(-1)).reshape(sample.shape)
+    return moved if not np.array_equal(moved, sample) else np.maximum(sample - 1, 0).astype(sample.dtype)
+
+
+class Survey:
+    """The program's graph to walk over, with the sizes of every tensor at two numbers of samples.
+
+    Parameters
+    ----------
+    program
+        What to run.
+    specs
+        TensorSpecs of the parameters, then of the inputs.
+    theta, leaves
+        Values to run at: parameters, and x flattened.
+    """
+
+    def __init__(self, program: Program, specs: Sequence[Any], theta: Sequence[Any], leaves: Sequence[Any]) -> None:
+        self.program = program
+        self._theta = list(theta)
+        rng = np.random.default_rng(0)
+        self._large = distinct_samples(leaves, LARGE, rng)
+        self._moved = [np.concatenate([batch[:-1], _changed(batch[-1], rng)[None]]) for batch in self._large]
+        count = len(program.parameters)
+
+        def run(*arguments: Any) -> Any:
+            return program.insert(arguments[:count], arguments[count:], program.outputs)
+
+        self._wrapped = tf.compat.v1.wrap_function(run, list(specs))
+        self._feeds = self._wrapped.inputs[: len(specs)]
+        self.graph = self._wrapped.graph
+        # Placeholders that were fed stay behind in the graph, unused.
+        used = (op for op in self.graph.get_operations() if op.name.startswith(PREFIX) and op.type != "Placeholder")
+        tensors = [t for op in used for t in op.outputs]
+        self._sizes = self._measure([*tensors, *self._feeds])
+        self._values: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {}
+
+    @property
+    def batch(self) -> list[Any]:
+        """The three samples, as tensors."""
+        feeds = self._feeds[len(self._theta) :]
+        return [tf.convert_to_tensor(array, feed.dtype) for array, feed in zip(self._large, feeds, strict=True)]
+
+    def _run(self, tensors: Sequence[Any], batch: Sequence[Any]) -> list[NDArray[Any]]:
+        if not tensors:
+            return []
+        pruned = self._wrapped.prune(self._feeds, list(tensors))
+        arguments = [tf.convert_to_tensor(a, f.dtype) for a, f in zip([*self._theta, *batch], self._feeds, strict=True)]
+        return [np.asarray(value) for value in pruned(*arguments)]
+
+    def _measure(self, tensors: Sequence[Any]) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
+        sizes = {}
+        unknown = []
+        for tensor in tensors:
+            if tensor.dtype in (tf.resource, tf.variant):
+                continue
+            if tensor.shape.is_fully_defined():
+                sizes[tensor.name] = (tuple(tensor.shape), tuple(tensor.shape))
+            else:
+                unknown.append(tensor)
+        with self.graph.as_default():
+            shapes = [tf.shape(tensor) for tensor in unknown]
+        small = self._run(shapes, [batch[:SMALL] for batch in self._large])
+        large = self._run(shapes, self._large)
+        for tensor, s, t in zip(unknown, small, large, strict=True):
+            sizes[tensor.name] = (tuple(int(d) for d in s), tuple(int(d) for d in t))
+        return sizes
+
+    def shape(self, tensor: Any) -> tuple[int, ...]:
+        """Sizes at n = 3; equal to those at any n on the axes without samples."""
+        return self._sizes[tensor.name][1]
+
+    def known(self, tensor: Any) -> bool:
+        """Whether the tensor has sizes at all (resources and tensor lists have none)."""
+        return tensor.name in self._sizes
+
+    def batched(self, tensor: Any) -> tuple[int, ...]:
+        """The axes whose size depends on n; an impossible (-1,) where even the rank does."""
+        if tensor.name not in self._sizes:
+            return ()
+        small, large = self._sizes[tensor.name]
+        if len(small) != len(large):
+            return (-1,)
+        return tuple(axis for axis, (s, t) in enumerate(zip(small, large, strict=True)) if s != t)
+
+    def sample_axis(self, tensor: Any, axis: int) -> SampleAxis | None:
+        """How the samples lie within an axis; None if its size is not a multiple of n."""
+        small, large = (sizes[axis] for sizes in self._sizes[tensor.name])
+        factor = large - small
+        if factor <= 0 or factor * LARGE != large:
+            return None
+        if factor == 1:
+            return SampleAxis(1, 1)
+        before, after = self.values(tensor)
+        changed = np.moveaxis(before != after, axis, 0).reshape(large, -1).any(axis=1)
+        for outer in (d for d in range(1, factor + 1) if factor % d == 0):  # sample-major first
+            rest = changed.reshape(outer, LARGE, factor // outer)[:, :-1]
+            if not rest.any():
+                return SampleAxis(outer, factor // outer)
+        return None
+
+    def values(self, tensor: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+        """The tensor's values at three samples, before and after the last of them changed."""
+        if tensor.name not in self._values:
+            self.fetch([tensor])
+        return self._values[tensor.name]
+
+    def fetch(self, tensors: Sequence[Any]) -> None:
+        """Have `values` ready for many tensors in one run."""
+        before, after = self._run(tensors, self._large), self._run(tensors, self._moved)
+        self._values |= {t.name: pair for t, *pair in zip(tensors, before, after, strict=True)}  # type: ignore[misc]

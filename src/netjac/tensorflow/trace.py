@@ -1,0 +1,266 @@
+"""A model or a callable → a `Program`: what is traced, with which variables, under which names."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from netjac.errors import DataError, DtypeError, ModelError, ShapeError
+from netjac.spaces import OutputSpace, ParameterSpace, Segment, lay_out
+from netjac.tensorflow.program import Program, flatten
+
+_TRACING = threading.RLock()  # a trace changes flags of the model (unroll) while it lasts
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Structure, shapes per sample and dtypes of x: what one compiled function serves."""
+
+    structure: Any
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """A hashable form."""
+        return (repr(self.structure), self.shapes, self.dtypes)
+
+
+def signature_of(x: Any, floating: str) -> tuple[Signature, list[Any]]:
+    """Signature of x and its flattened arrays (NumPy arrays or tensors); clear errors for what cannot be a batch.
+
+    Floating NumPy arrays and lists of numbers take the type ``floating``; tensors keep their own.
+    """
+    if isinstance(x, (list, tuple)) and all(isinstance(v, (bool, int, float, np.number)) for v in tf.nest.flatten(x)):
+        x = np.asarray(x)
+    leaves = [_as_batch(leaf, floating) for leaf in tf.nest.flatten(x)]
+    if not leaves:
+        raise ShapeError("x holds no array; give an array (n, ...), or a list or dict of such arrays.")
+    if len({int(leaf.shape[0]) for leaf in leaves}) > 1:
+        raise ShapeError(f"the inputs have different numbers of samples: {[int(leaf.shape[0]) for leaf in leaves]}.")
+    structure = tf.nest.pack_sequence_as(x, list(range(len(leaves))))
+    shapes = tuple(tuple(int(d) for d in leaf.shape[1:]) for leaf in leaves)
+    return Signature(structure, shapes, tuple(tf.as_dtype(leaf.dtype).name for leaf in leaves)), leaves
+
+
+def _as_batch(leaf: Any, floating: str) -> Any:
+    if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
+        raise DtypeError(f"x holds a {type(leaf).__name__}; give a dense array of shape (n, ...), padded if need be.")
+    array = leaf if isinstance(leaf, tf.Tensor) else np.asarray(leaf)
+    if len(array.shape) == 0:
+        raise ShapeError("x must have a first axis of samples, and is a scalar; write x[None] for one sample.")
+    if not isinstance(array, tf.Tensor):
+        if array.dtype.kind not in "fiub":
+            raise DtypeError(f"x has dtype {array.dtype}; expected floating-point, integer or boolean numbers.")
+        if array.dtype.kind == "f":
+            array = array.astype(floating, copy=False)
+    elif not (array.dtype.is_floating or array.dtype.is_integer or array.dtype.is_bool):
+        raise DtypeError(f"x has dtype {array.dtype.name}; expected floating-point, integer or boolean numbers.")
+    if tf.as_dtype(array.dtype).is_floating:
+        finite = tf.reduce_all(tf.math.is_finite(array)) if isinstance(array, tf.Tensor) else np.isfinite(array).all()
+        if not bool(finite):
+            raise DataError("x holds NaN or infinite values; remove or replace those samples first.")
+    return array
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """A traced model: the program, and what its rows and columns are called."""
+
+    program: Program
+    signature: Signature
+    parameters: ParameterSpace
+    output_space: OutputSpace
+
+
+def trainable(model: Any, variables: Sequence[Any] | None) -> list[tuple[str, Any]]:
+    """(name, tf.Variable) of what to differentiate with respect to; errors if there is nothing."""
+    if variables is None:
+        variables = getattr(model, "trainable_variables", None)
+        if variables is None:
+            raise ModelError(
+                f"a plain {type(model).__name__} does not say which variables it trains; write variables=[w, b, ...]."
+            )
+        if isinstance(model, keras.layers.Layer) and not _built(model):
+            raise ModelError(f"the model {model.name!r} was never built; call model.build(input_shape) or model(x) first.")
+    if isinstance(variables, (tf.Variable, keras.Variable)):
+        variables = [variables]
+    named = [(_name(variable), _resource(variable)) for variable in variables]
+    if not named:
+        raise ModelError("there are no trainable variables; set layer.trainable = True, or give variables=[...].")
+    if len({id(v) for _, v in named}) != len(named):
+        raise ModelError("a variable is listed twice in variables=[...].")
+    common = named[0][0].partition("/")[0] + "/" if isinstance(model, keras.Model) else ""
+    if common and all(name.startswith(common) for name, _ in named) and common == model.name + "/":
+        named = [(name.removeprefix(common), variable) for name, variable in named]
+    paths = _module_paths(model)
+    return [(paths.get(id(variable), name), variable) for name, variable in named]
+
+
+def _built(model: Any) -> bool:
+    return bool(model.built) and all(layer.built for layer in model._flatten_layers(include_self=False))
+
+
+def _name(variable: Any) -> str:
+    return str(variable.path if isinstance(variable, keras.Variable) else variable.name.partition(":")[0])
+
+
+def _resource(variable: Any) -> Any:
+    inner = variable.value if isinstance(variable, keras.Variable) else variable
+    if not isinstance(inner, tf.Variable) or not hasattr(inner, "handle"):
+        raise DtypeError(f"variables must be tf.Variable or keras.Variable objects, and one is {type(variable).__name__}.")
+    if not inner.dtype.is_floating:
+        raise DtypeError(f"the variable {_name(variable)!r} has dtype {inner.dtype.name}; derivatives need floating point.")
+    return inner
+
+
+def _module_paths(model: Any) -> dict[int, str]:
+    """For a plain tf.Module, whose variables are often all called 'Variable': attribute paths such as 'layers.0.w'."""
+    if not isinstance(model, tf.Module) or isinstance(model, keras.layers.Layer):
+        return {}
+    found = model._flatten(predicate=lambda value: isinstance(value, tf.Variable), with_path=True)
+    return {id(variable): ".".join(str(part) for part in path) for path, variable in found}
+
+
+def parameter_space(model: Any, variables: Sequence[Any] | None = None) -> ParameterSpace:
+    """The trainable variables of a model, in its order, live."""
+    named = trainable(model, variables)
+    segments = lay_out(
+        [name for name, _ in named],
+        [tuple(int(d) for d in variable.shape) for _, variable in named],
+        [variable.dtype.name for _, variable in named],
+    )
+    return ParameterSpace(segments, [variable for _, variable in named])
+
+
+def floating_type(parameters: ParameterSpace) -> str:
+    """The type floating inputs are given in: the variables' own, float32 for half precision."""
+    types = {s.dtype if s.dtype in ("float32", "float64") else "float32" for s in parameters.segments}
+    return max(types, default="float32")
+
+
+def trace(model: Any, signature: Signature, parameters: ParameterSpace) -> Trace:
+    """Trace ``model`` at ``signature``, any number of samples, with random layers off."""
+    _check_inputs(model, signature)
+    specs = [
+        tf.TensorSpec((None, *shape), dtype, name=f"netjac_input_{i}")
+        for i, (shape, dtype) in enumerate(zip(signature.shapes, signature.dtypes, strict=True))
+    ]
+    call = caller(model)
+
+    def flat(*leaves: Any) -> Any:
+        return call(tf.nest.pack_sequence_as(signature.structure, list(leaves)))
+
+    assert parameters.variables is not None
+    with _TRACING, _unrolled(model):
+        try:
+            concrete = tf.function(flat).get_concrete_function(*specs)
+        except (ValueError, TypeError, tf.errors.OpError) as error:
+            raise ModelError(
+                f"the model could not be traced for inputs {_describe(signature)}:\n{error}\n"
+                "Check that x has the shape and structure the model takes."
+            ) from error
+    outputs, template = _outputs(concrete.structured_outputs)
+    inputs = concrete.inputs[: len(specs)]
+    program = flatten(concrete.graph, inputs, outputs, parameters.variables)
+    return Trace(program, signature, parameters, _output_space(concrete.structured_outputs, outputs, template))
+
+
+def caller(model: Any) -> Callable[[Any], Any]:
+    """How to call ``model`` on x: Keras layers with training=False, anything else as it is."""
+    if isinstance(model, keras.layers.Layer):
+        return lambda x: model(x, training=False)
+    if not callable(model):
+        raise ModelError(f"expected a Keras model, a layer, a tf.Module or a function, and got a {type(model).__name__}.")
+    return lambda x: model(x)
+
+
+def _check_inputs(model: Any, signature: Signature) -> None:
+    """Feature counts that a Keras model states, before any work."""
+    expected = getattr(model, "input_shape", None) if isinstance(model, keras.Model) and model.inputs else None
+    if expected is None:
+        return
+    if len(model.inputs) != len(signature.shapes):
+        raise ShapeError(f"the model takes {len(model.inputs)} inputs, and x holds {len(signature.shapes)} arrays.")
+    if isinstance(signature.structure, dict):
+        return  # matched by name; Keras says itself when a name is missing
+    for tensor, given in zip(model.inputs, signature.shapes, strict=True):
+        wanted = tuple(tensor.shape[1:])
+        if len(wanted) != len(given) or any(w not in (None, g) for w, g in zip(wanted, given, strict=True)):
+            raise ShapeError(f"the model's input {tensor.name!r} takes samples of shape {wanted}, and x has samples of shape {given}.")
+
+
+def _describe(signature: Signature) -> str:
+    return ", ".join(f"(n, {', '.join(map(str, s))}) {d}" if s else f"(n,) {d}"
+                     for s, d in zip(signature.shapes, signature.dtypes, strict=True))
+
+
+def _outputs(structured: Any) -> tuple[list[Any], Any]:
+    outputs = tf.nest.flatten(structured)
+    for tensor in outputs:
+        if not isinstance(tensor, tf.Tensor):
+            raise DtypeError(f"the model returns a {type(tensor).__name__}; expected dense tensors.")
+        if not tensor.dtype.is_floating:
+            raise DtypeError(f"the output {tensor.name!r} has dtype {tensor.dtype.name}; derivatives need floating-point outputs.")
+        if tensor.shape.rank is None or tensor.shape.rank == 0:
+            raise ShapeError("the model returns a scalar, not one value per sample; return outputs of shape (n, ...), "
+                             "before any mean or sum over the samples.")
+        if tensor.shape[0] is not None or any(d is None for d in tensor.shape[1:]):
+            raise ShapeError(f"an output has shape {tuple(tensor.shape)}; expected (n, ...) with n the number of samples and "
+                             "all other sizes known.")
+    return outputs, tf.nest.pack_sequence_as(structured, list(range(len(outputs))))
+
+
+def _output_space(structured: Any, outputs: Sequence[Any], template: Any) -> OutputSpace:
+    paths = ["/".join(map(str, path)) or "output" for path in _paths(template)]
+    segments: tuple[Segment, ...] = lay_out(
+        paths, [tuple(int(d) for d in t.shape[1:]) for t in outputs], [t.dtype.name for t in outputs]
+    )
+    return OutputSpace(segments, template)
+
+
+def _paths(template: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    if isinstance(template, dict):
+        for key in sorted(template):
+            yield from _paths(template[key], (*path, key))
+    elif isinstance(template, (list, tuple)):
+        for i, value in enumerate(template):
+            yield from _paths(value, (*path, i))
+    else:
+        yield path
+
+
+@contextmanager
+def _unrolled(model: Any) -> Iterator[None]:
+    """Let recurrent layers unroll while the trace lasts: their steps become plain products, which factor."""
+    layers = model._flatten_layers() if isinstance(model, keras.layers.Layer) else []
+    changed = [layer for layer in layers if isinstance(layer, keras.layers.RNN) and not layer.unroll]
+    for layer in changed:
+        layer.unroll = True
+    try:
+        yield
+    finally:
+        for layer in changed:
+            layer.unroll = False
+
+
+def argument_specs(trace: Trace) -> list[Any]:
+    """TensorSpecs of θ, one a variable, then of the flattened x."""
+    signature = trace.signature
+    return [tf.TensorSpec(s.shape, s.dtype) for s in trace.parameters.segments] + [
+        tf.TensorSpec((None, *shape), dtype) for shape, dtype in zip(signature.shapes, signature.dtypes, strict=True)
+    ]
+
+
+def flat_outputs(outputs: Sequence[Any], trace: Trace) -> Any:
+    """The outputs as one (n, l)."""
+    flat = [tf.reshape(y, [-1, s.size]) for y, s in zip(outputs, trace.output_space.segments, strict=True)]
+    dtype = max((y.dtype for y in flat), key=lambda d: d.size)
+    return flat[0] if len(flat) == 1 else tf.concat([tf.cast(y, dtype) for y in flat], axis=1)
