@@ -72,7 +72,7 @@ class Parts:
             blocks += [part for part in parts if part is not None]
             borders.append((m, m + stop - start))
             m += stop - start
-        cover = materialise.cover([block.columns() for block in blocks], m)
+        cover = materialise.cover_of(blocks, m)
         return Parts(tuple(blocks), cover, tuple(borders), self.n, self.l, m, self.dtype)
 
     def touched(self, which: Sequence[int]) -> list[tuple[int, int]]:
@@ -139,7 +139,11 @@ def _pairs(rows: Parts, columns: Parts) -> tuple[list[tuple[Block, Block]], list
 
 
 def _alike(a: Block, b: Block) -> bool:
-    return type(a) is type(b) and all(getattr(a, name, None) == getattr(b, name, None) for name in ("placement", "p"))
+    """Whether `Block.add_gram` takes the two."""
+    if type(a) is not type(b) or getattr(a, "p", 1) != getattr(b, "p", 1):
+        return False
+    place = getattr(a, "placement", None), getattr(b, "placement", None)
+    return place[0] == place[1] and (place[0] is not None or np.array_equal(a.columns(), b.columns()))
 
 
 def _add_group(rows: Parts, columns: Parts, out: NDArray[Any], budget: int, symmetric: bool) -> None:

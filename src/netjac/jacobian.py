@@ -118,7 +118,7 @@ class Jacobian(LinearOperator):
 
     @cached_property
     def _cover(self) -> materialise.Cover:
-        return materialise.cover([block.columns() for block in self.blocks], self.m)
+        return materialise.cover_of(self.blocks, self.m)
 
     # ---- the operator protocol: J v, Jᵀ u
 

@@ -13,13 +13,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from netjac import plan
-from netjac.blocks.base import Block
+from netjac.blocks.base import Block, Placement
 
 Item = TypeVar("Item")
 
@@ -52,6 +53,19 @@ class Cover:
     adds: tuple[bool, ...]
     alone: tuple[int, ...]
     shared: tuple[tuple[int, ...], ...]
+
+
+def cover_of(blocks: Sequence[Block], m: int) -> Cover:
+    """The `Cover` of some blocks; worked out once for blocks that lie alike, as at every step of a fit."""
+    placements = tuple(getattr(block, "placement", None) for block in blocks)
+    if all(isinstance(placement, Placement) for placement in placements):
+        return _cover_of_placements(placements, m)
+    return cover([block.columns() for block in blocks], m)
+
+
+@lru_cache(maxsize=64)
+def _cover_of_placements(placements: tuple[Placement, ...], m: int) -> Cover:
+    return cover([np.sort(placement.indices(), axis=None) for placement in placements], m)
 
 
 def cover(columns: Sequence[NDArray[np.intp]], m: int) -> Cover:
