@@ -1,0 +1,101 @@
+"""The dense block: explicit entries, where they are smaller than their factors or no factors are known."""
+
+from __future__ import annotations
+
+from typing import Any, Self, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from netjac.blocks.base import Block, Placement
+from netjac.blocks.tiles import sample_tiles
+from netjac.errors import ShapeError
+
+
+@final
+class DenseBlock(Block):
+    """Block of explicit entries.
+
+    Parameters
+    ----------
+    values : (n, l, e)
+        J of the e = g·k·c entries.
+    placement
+        Columns of the entries (g, k, c).
+
+    Raises
+    ------
+    ShapeError
+        If the two do not fit together.
+    """
+
+    def __init__(self, values: NDArray[Any], placement: Placement) -> None:
+        n, l, e = values.shape
+        if e != placement.size:
+            raise ShapeError(f"expected values (n, l, {placement.size}) for {placement.sizes}, and got {values.shape}.")
+        self.values, self.placement = values, placement
+        self.n, self.l = n, l
+
+    def columns(self) -> NDArray[np.intp]:  # noqa: D102
+        return np.sort(self.placement.indices(), axis=None)
+
+    @property
+    def nbytes(self) -> int:  # noqa: D102
+        return self.values.nbytes
+
+    def add_product(self, v: NDArray[Any], out: NDArray[Any]) -> None:  # noqa: D102
+        place = self.placement
+        if place.contiguous:
+            out += self.values @ v[place.offset : place.offset + place.size]
+        else:
+            out += self.values @ place.rows(v).reshape(place.size, v.shape[1])
+
+    def add_adjoint(self, u: NDArray[Any], out: NDArray[Any]) -> None:  # noqa: D102
+        n, l, e = self.values.shape
+        place = self.placement
+        sums = self.values.reshape(n * l, e).T @ u.reshape(n * l, u.shape[2])
+        if place.contiguous:
+            out[place.offset : place.offset + e] += sums
+        else:
+            rows = place.rows(out)
+            rows += sums.reshape(rows.shape)
+
+    def fill(self, out: NDArray[Any], samples: slice, *, add: bool) -> None:  # noqa: D102
+        view = self.placement.view(out)  # (r, l, *fine axes)
+        values = self.values[samples].reshape(view.shape)
+        if add:
+            view += values
+        else:
+            view[...] = values
+
+    def add_gram(self, other: Self, rows: slice, columns: slice, out: NDArray[Any]) -> None:  # noqa: D102
+        r, l, s, t = out.shape
+        if not out.size:
+            return
+        e = self.placement.size
+        Y = other.values[columns].reshape(s * t, e).T
+        values = self.values[rows]
+        for part in sample_tiles(r, l * s * t):
+            some = values[part]
+            out[part] += (some.reshape(len(some) * l, e) @ Y).reshape(len(some), l, s, t)
+
+    def row_squares(self) -> NDArray[Any]:  # noqa: D102
+        return np.einsum("nle,nle->nl", self.values, self.values)
+
+    def add_column_squares(self, out: NDArray[Any]) -> None:  # noqa: D102
+        view = self.placement.view(out)
+        view += np.einsum("nle,nle->e", self.values, self.values).reshape(view.shape)
+
+    def take(self, samples: NDArray[np.intp] | slice) -> Self:  # noqa: D102
+        return type(self)(self.values[samples], self.placement)
+
+    def scaled(self, b: NDArray[Any]) -> Self:  # noqa: D102
+        return type(self)(b @ self.values, self.placement)
+
+    def restricted(self, start: int, stop: int, shift: int) -> Block | None:  # noqa: D102
+        part = self.placement.part(start, stop, shift)
+        if part is None:
+            return None
+        ks, placement = part
+        entries = self.values.reshape(self.n, self.l, *self.placement.sizes)[:, :, :, ks]
+        return type(self)(entries.reshape(self.n, self.l, placement.size), placement)
