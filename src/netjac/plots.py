@@ -99,6 +99,8 @@ def convergence(history: History, ax: Axes | None = None) -> Axes:
         history.nfev, _positive(history.optimality), color="C1", marker=".", linewidth=1, label="‖gradient‖∞"
     )
     right.set(ylabel="‖gradient‖∞", yscale="log")
+    for side, line in ((ax, cost), (right, gradient)):
+        side.yaxis.label.set_color(line.get_color())
     ax.legend(handles=[cost, gradient], frameon=False, loc="upper right")
     return ax
 
@@ -158,9 +160,8 @@ def jacobian(J: Jacobian, ax: Axes | None = None) -> Axes:
 
 def _widths(sizes: list[int]) -> list[int]:
     """Pixels for each variable, in proportion to the square root of its size."""
-    total = min(sum(sizes), _PICTURE_COLUMNS)
     share = np.sqrt(np.array(sizes, dtype=np.float64))
-    return [max(1, round(width)) for width in total * share / share.sum()]
+    return [max(1, round(width)) for width in _PICTURE_COLUMNS * share / share.sum()]
 
 
 def _strip(block: NDArray[Any], width: int) -> NDArray[Any]:
