@@ -59,7 +59,7 @@ class Fallback:
     reason: str
 
 
-class Evaluator:
+class CompiledSites:
     """The compiled function of one model and signature.
 
     Parameters
@@ -162,7 +162,7 @@ class Evaluator:
             whole = [_joined([_normal(c, d[c.root]) for c in key]) for key in kept]
             return whole + [contract(g, f, _joined([_normal(c, d[c.root]) for c in g.cotangents])) for g, f in collapsed]
 
-        stacked = _sweeps(outputs, [tensor[plain_name(root)] for root in roots], sweep) if roots else []
+        stacked = sweeps(outputs, [tensor[plain_name(root)] for root in roots], sweep) if roots else []
         dense = iter(stacked[len(kept) :])
         slots = []
         for g, factor in zip(self._groups, factors, strict=True):
@@ -239,7 +239,7 @@ def _normal(source: Cotangent, d: Any) -> Any:
     return tf.reshape(d, [-1, *source.shape])
 
 
-def _sweeps(outputs: Sequence[Any], roots: Sequence[Any], sweep: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
+def sweeps(outputs: Sequence[Any], roots: Sequence[Any], sweep: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
     """Run ``sweep`` on the roots' cotangents for each of the l outputs; results stacked as (n, l, …)."""
     total = sum(int(np.prod(y.shape[1:])) for y in outputs)
     unrolled = total <= UNROLLED_OUTPUTS

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,15 +10,15 @@ import tensorflow as tf
 from numpy.typing import ArrayLike, NDArray
 
 from netjac import factor
-Jacobian=None
+from netjac.jacobian import Jacobian
 from netjac.sites import Coverage, CoverageEntry, SiteForm, SiteValues, Treatment, UseSite
 from netjac.spaces import OutputSpace, ParameterSpace
 from netjac.tensorflow import probe
-from netjac.tensorflow.evaluate import Evaluator, Fallback
+from netjac.tensorflow.evaluate import CompiledSites, Fallback
 from netjac.tensorflow.groups import Group, group
 from netjac.tensorflow.match import Graph, Match, Unmatched, match, plain_name
 from netjac.tensorflow.survey import Survey
-from netjac.tensorflow.trace import Signature, argument_specs, floating_type, parameter_space, signature_of, trace
+from netjac.tensorflow.trace import Signature, argument_specs, trace
 
 
 class Extractor:
@@ -56,9 +54,9 @@ class Extractor:
             for position in sorted(falling)
             for edge in [next(e for e in unmatched if e.variable == position)]
         ]
-        self._evaluator = Evaluator(self._trace, [g for g in groups if g in reached], fallbacks)
+        self._sites = CompiledSites(self._trace, [g for g in groups if g in reached], fallbacks)
         self.coverage = _coverage(parameters, groups, reached, unmatched)
-        self._plan = factor.plan(self._evaluator.sites, parameters)
+        self._plan = factor.plan(self._sites.sites, parameters)
         probe.check(self._trace, survey, graph, theta, self._jacobian)
 
     def evaluate(self, x: Sequence[Any], theta: ArrayLike | None = None) -> Jacobian:
@@ -71,7 +69,7 @@ class Extractor:
         """The flat outputs (n, l) alone."""
         if x[0].shape[0] == 0:
             return self._empty().y
-        return _wide(self._evaluator.outputs(self._weights(theta), x))
+        return _wide(self._sites.outputs(self._weights(theta), x))
 
     def _weights(self, theta: ArrayLike | None) -> list[Any]:
         if theta is None:
@@ -82,13 +80,13 @@ class Extractor:
         ]
 
     def _jacobian(self, theta: Sequence[Any], x: Sequence[Any]) -> Jacobian:
-        y, values = self._evaluator(theta, x)
+        y, values = self._sites(theta, x)
         return Jacobian(self.parameters, self.output_space, _wide(y), self._plan.build(values), self.coverage)
 
     def _empty(self) -> Jacobian:
         rows = self.output_space.size
         dtype = np.result_type(np.float32, *(s.dtype for s in self.parameters.segments if "16" not in s.dtype))
-        values = [_empty_values(site, rows, dtype) for site in self._evaluator.sites]
+        values = [_empty_values(site, rows, dtype) for site in self._sites.sites]
         y = np.zeros((0, rows), dtype)
         return Jacobian(self.parameters, self.output_space, y, self._plan.build(values), self.coverage)
 
@@ -143,52 +141,3 @@ def _use(g: Group, member: Match, reached: bool) -> tuple[str, str, Treatment, s
     if g.form is SiteForm.DENSE:
         return name, kind, Treatment.COLLAPSED, f"its columns are fewer than the factors at {g.sizes[0]} positions"
     return name, kind, Treatment.FACTORED, ""
-
-
-# One extractor a model, variables and signature, as long as the model lives ------------------------------------------
-
-_EXTRACTORS: weakref.WeakKeyDictionary[Any, dict[Any, Extractor]] = weakref.WeakKeyDictionary()
-_LOCK = threading.RLock()
-
-
-class BoundExtractor:
-    """An `Extractor` with its x: what a solver calls at each new θ.
-
-    Attributes
-    ----------
-    parameters, output_space
-        The columns, live, and the rows.
-    n : int
-        Samples in x.
-    """
-
-    def __init__(self, extractor: Extractor, leaves: Sequence[Any]) -> None:
-        self._extractor = extractor
-        self._x = [tf.convert_to_tensor(leaf) for leaf in leaves]
-        self.n = int(self._x[0].shape[0])
-        self.parameters = extractor.parameters
-        self.output_space = extractor.output_space
-
-    def evaluate(self, theta: ArrayLike | None = None) -> Jacobian:
-        """The Jacobian at the vector ``theta`` (m,), or at the present weights; the model's weights are not touched."""
-        return self._extractor.evaluate(self._x, theta)
-
-    def outputs(self, theta: ArrayLike | None = None) -> NDArray[Any]:
-        """The flat outputs (n, l) alone, at ``theta`` or at the present weights."""
-        return self._extractor.outputs(self._x, theta)
-
-
-def evaluator(model: Any, x: Any, variables: Sequence[Any] | None = None) -> BoundExtractor:
-    """The extractor of ``model`` for inputs like ``x``, bound to ``x``; made on first use and kept with the model."""
-    parameters = parameter_space(model, variables)
-    signature, leaves = signature_of(x, floating_type(parameters))
-    owner, part = getattr(model, "__self__", model), getattr(model, "__func__", None)
-    key = (part, tuple(id(variable) for variable in parameters.variables or ()), signature.key)
-    with _LOCK:
-        try:
-            kept = _EXTRACTORS.setdefault(owner, {})
-        except TypeError:  # neither hashable nor weakly referable: nothing to keep it with
-            kept = {}
-        if key not in kept:
-            kept[key] = Extractor(model, signature, leaves, parameters)
-        return BoundExtractor(kept[key], leaves)

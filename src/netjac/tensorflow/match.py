@@ -202,13 +202,14 @@ def _follow(survey: Survey, operation: Any, origins: dict[str, _Origin]) -> list
     if "_gradient_op_type" in operation.node_def.attr:
         raise Unsupported("it has a gradient of its own (tf.custom_gradient)")
     if operation.type in MOVES and found[-1 if operation.type == "Split" else 0] is not None:
-        inputs = [
-            tf.constant(origin.entries) if origin is not None else _constant(survey, tensor)
-            for tensor, origin in zip(operation.inputs, found, strict=True)
-        ]
-        made = issue(operation, inputs)
-        made = list(made) if isinstance(made, (list, tuple)) else [made]
-        return [_Origin(np.asarray(entries, np.int64), scaled) for entries in made]
+        with tf.Graph().as_default() as graph:
+            inputs = [
+                tf.constant(origin.entries) if origin is not None else _constant(survey, tensor)
+                for tensor, origin in zip(operation.inputs, found, strict=True)
+            ]
+            made = issue(operation, inputs)
+            with tf.compat.v1.Session(graph=graph) as session:
+                return [_Origin(np.asarray(entries, np.int64), scaled) for entries in session.run(made)]
     if operation.type in ENTRYWISE:
         shape = survey.shape(operation.outputs[0])
         stretched = [np.broadcast_to(origin.entries, shape) for origin in found if origin is not None]
@@ -220,7 +221,7 @@ def _follow(survey: Survey, operation: Any, origins: dict[str, _Origin]) -> list
 
 def _constant(survey: Survey, tensor: Any) -> Any:
     value = tf.get_static_value(tensor)
-    return tf.constant(survey.values(tensor)[0] if value is None else value, tensor.dtype)
+    return tf.constant(survey.values(tensor)[0] if value is None else value, tensor.dtype.base_dtype)
 
 
 def _site(survey: Survey, position: int, operation: Any, operand: int, origin: _Origin) -> Match | Unmatched:

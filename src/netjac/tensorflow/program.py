@@ -19,6 +19,7 @@ import tensorflow as tf
 from tensorflow.python.framework.function_def_to_graph import function_def_to_graph_def
 
 from netjac.errors import ModelError
+from netjac.tensorflow.grouped import split_grouped
 
 CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 Node = Any  # a NodeDef
@@ -106,7 +107,7 @@ def flatten(graph: Any, inputs: Sequence[Any], outputs: Sequence[Any], variables
     flat = tf.compat.v1.GraphDef(versions=definition.versions, library=definition.library)
     flat.node.extend(kept.values())
     return Program(
-        flat,
+        split_grouped(flat),
         tuple(tensor.name for tensor in inputs),
         parameters,
         tuple(_tensor_name_of(name) for name in output_names),

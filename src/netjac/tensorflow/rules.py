@@ -80,33 +80,16 @@ def product(operation: Any, operand: int, survey: Survey) -> Product:
     return RULES[operation.type](operation, operand, survey)
 
 
-def arguments(operation: Any, inputs: Sequence[Any]) -> dict[str, Any]:
-    """Keyword arguments that issue ``operation`` again through ``tf.raw_ops`` on other inputs."""
-    definition = operation.op_def
-    inferred = {name for arg in definition.input_arg for name in (arg.type_attr, arg.number_attr, arg.type_list_attr)}
-    keywords: dict[str, Any] = {}
+def issue(operation: Any, inputs: Sequence[Any]) -> list[Any]:
+    """Issue ``operation`` again, on other inputs of possibly other types, in the graph under construction."""
+    attributes = {name: value for name, value in operation.node_def.attr.items() if not name.startswith("_")}
     position = 0
-    for arg in definition.input_arg:
-        if arg.number_attr or arg.type_list_attr:
-            count = operation.get_attr(arg.number_attr) if arg.number_attr else len(operation.get_attr(arg.type_list_attr))
-            keywords[arg.name] = list(inputs[position : position + count])
-            position += count
-        else:
-            keywords[arg.name] = inputs[position]
-            position += 1
-    for attribute in definition.attr:
-        if attribute.name not in inferred:
-            keywords[attribute.name] = operation.get_attr(attribute.name)
-    return keywords
-
-
-def issue(operation: Any, inputs: Sequence[Any]) -> Any:
-    """Issue ``operation`` again on other inputs, in the graph under construction or eagerly."""
-    return getattr(tf.raw_ops, operation.type)(**arguments(operation, inputs))
-
-
-def _plain(labels: str) -> Axes:
-    return tuple((label,) for label in labels)
+    for arg in operation.op_def.input_arg:
+        if arg.type_attr:
+            attributes[arg.type_attr] = tf.compat.v1.AttrValue(type=inputs[position].dtype.as_datatype_enum)
+        position += operation.get_attr(arg.number_attr) if arg.number_attr else 1
+    graph = tf.compat.v1.get_default_graph()
+    return list(graph.create_op(operation.type, list(inputs), attrs=attributes).outputs)
 
 
 def _sizes(survey: Survey, *pairs: tuple[Any, Axes]) -> dict[str, int]:
@@ -232,7 +215,7 @@ def _binary(operation: Any, operand: int, survey: Survey) -> Product:
 
     def build(inputs: Sequence[Any], output: Any) -> Any:
         stretched = tf.broadcast_to(inputs[operand], tf.shape(output))
-        again = issue(operation, [*inputs[:operand], stretched, *inputs[operand + 1 :]])
+        (again,) = issue(operation, [*inputs[:operand], stretched, *inputs[operand + 1 :]])
         slope = tf.gradients(again, stretched)[0]
         return tf.zeros_like(output) if slope is None else slope
 

@@ -1,0 +1,91 @@
+"""What `netjac.jacobian` and the solvers call: extractors, made once and kept as long as their model lives."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import tensorflow as tf
+from numpy.typing import ArrayLike, NDArray
+
+from netjac.jacobian import Jacobian
+from netjac.spaces import ParameterSpace
+from netjac.tensorflow.extractor import Extractor
+from netjac.tensorflow.inputs import InputExtractor
+from netjac.tensorflow.trace import floating_type, parameter_space, signature_of
+
+_KEPT: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
+_LOCK = threading.RLock()
+T = TypeVar("T")
+
+
+def _keep(model: Any, key: Any, make: Callable[[], T]) -> T:
+    """The result of ``make``, kept with the model under ``key``; made anew where a model can be kept with nothing."""
+    owner, part = getattr(model, "__self__", model), getattr(model, "__func__", None)
+    with _LOCK:
+        try:
+            kept = _KEPT.setdefault(owner, {})
+        except TypeError:  # neither hashable nor weakly referable
+            kept = {}
+        if (part, key) not in kept:
+            kept[part, key] = make()
+        result: T = kept[part, key]
+        return result
+
+
+class Evaluator:
+    """The Jacobian of one model at one x, for any θ: what a solver calls at each step.
+
+    Attributes
+    ----------
+    parameters : ParameterSpace
+        The columns, live.
+    output_space : OutputSpace
+        The rows.
+    n : int
+        Samples in x.
+    """
+
+    def __init__(self, extractor: Extractor, leaves: Sequence[Any]) -> None:
+        self._extractor = extractor
+        self._x = [tf.convert_to_tensor(leaf) for leaf in leaves]
+        self.n = int(self._x[0].shape[0])
+        self.parameters = extractor.parameters
+        self.output_space = extractor.output_space
+
+    def evaluate(self, theta: ArrayLike | None = None) -> Jacobian:
+        """The Jacobian at the vector ``theta`` (m,), or at the present weights; the model's weights are not touched."""
+        return self._extractor.evaluate(self._x, theta)
+
+    def outputs(self, theta: ArrayLike | None = None) -> NDArray[Any]:
+        """The flat outputs (n, l) alone, at ``theta`` or at the present weights."""
+        return self._extractor.outputs(self._x, theta)
+
+
+def evaluator(model: Any, x: Any, variables: Sequence[Any] | None = None) -> Evaluator:
+    """The `Evaluator` of ``model`` at ``x``; traced and probed on the first use of a model and signature."""
+    parameters = parameter_space(model, variables)
+    signature, leaves = signature_of(x, floating_type(parameters))
+    key = (tuple(id(variable) for variable in parameters.variables or ()), signature.key)
+    extractor = _keep(model, key, lambda: Extractor(model, signature, leaves, parameters))
+    return Evaluator(extractor, leaves)
+
+
+def jacobian(model: Any, x: Any, variables: Sequence[Any] | None = None) -> Jacobian:
+    """See `netjac.jacobian`."""
+    return evaluator(model, x, variables).evaluate()
+
+
+def input_jacobian(model: Any, x: Any) -> Any:
+    """See `netjac.input_jacobian`."""
+    variables = getattr(model, "trainable_variables", None)
+    parameters = parameter_space(model) if variables else ParameterSpace(())
+    signature, leaves = signature_of(x, floating_type(parameters))
+    extractor = _keep(model, ("inputs", signature.key), lambda: InputExtractor(model, signature, leaves))
+    found = extractor(leaves)
+    return tf.nest.pack_sequence_as(signature.structure, found)
+
+
+parameters = parameter_space
