@@ -13,7 +13,7 @@ PACKAGE = Path(netjac.__file__).parent
 HEAVY = ("tensorflow", "keras", "dask", "zarr", "matplotlib", "typer", "tqdm", "sklearn")
 
 FOUNDATION = {"errors", "spaces", "sites"}
-JACOBIAN = {"layout", "plan", "materialise", "arguments", "algebra", "jacobian"}
+JACOBIAN = {"layout", "plan", "materialise", "arguments", "algebra", "transposed", "jacobian"}
 
 # What each part may import of the package; its own folder always. Parts not listed may import all but a framework.
 ARROWS = {
@@ -27,11 +27,14 @@ ARROWS = {
     "materialise": {"errors", "plan", "blocks"},
     "arguments": {"errors", "materialise"},
     "algebra": {"errors", "plan", "blocks", "materialise"},
+    "transposed": {"errors", "arguments", "jacobian"},
     "jacobian": FOUNDATION | JACOBIAN | {"blocks"},
     "optimize": FOUNDATION | JACOBIAN | {"blocks", "api", "tensorflow"},
 }
 # Only these may import a framework; all but the folder itself inside a function (see the test that netjac is light).
-FRAMEWORK = {"tensorflow", "api", "cli", "optimize"}
+FRAMEWORK = {"tensorflow", "api", "optimize"}
+# These use the library as anybody may.
+USERS = {"cli", "demo"}
 
 
 def run(code: str) -> str:
@@ -78,6 +81,8 @@ def violations(path: Path, source: str) -> set[str]:
     wrong: set[str] = set()
     if own in ARROWS:
         wrong |= inside(names) - ARROWS[own] - {own}
+    if own in USERS:
+        return wrong
     if own not in FRAMEWORK:
         wrong |= {name for name in names if name.split(".")[0] in ("tensorflow", "keras")}
         wrong |= inside(names) & {"tensorflow"}
@@ -127,7 +132,14 @@ def test_public_names_exist_and_are_documented():
     for name in netjac.__all__:
         value = getattr(netjac, name)
         assert isinstance(value, str) or value.__doc__
-    assert callable(netjac.jacobian)  # the function, not the module of the same name
+
+
+@pytest.mark.parametrize("first", ["netjac", "netjac.jacobian", "netjac.api", "netjac.tensorflow.trace"])
+def test_the_function_is_not_hidden_by_the_module_of_the_same_name(first):
+    if "tensorflow" in first:
+        pytest.importorskip("tensorflow")
+    code = f"import {first}, netjac, netjac.jacobian; print(callable(netjac.jacobian))"
+    assert run(code).splitlines()[-1] == "True"
 
 
 def test_errors_are_netjacs_and_the_standard_ones():

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 import netjac as nj
 from netjac import factor
-from netjac.jacobian import Jacobian, TransposedJacobian
+from netjac.jacobian import Jacobian
 from netjac.sites import Coverage, CoverageEntry, SiteForm, SiteValues, Treatment, UseSite
 from netjac.spaces import OutputSpace, ParameterSpace, lay_out
+from netjac.transposed import TransposedJacobian
 
 VARIABLES = {
     "dense/kernel": (5, 4),

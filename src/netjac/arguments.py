@@ -111,6 +111,38 @@ def row_weights(weights: ArrayLike, n: int, l: int) -> NDArray[np.float64]:
     return w.reshape(n, l).astype(np.float64)
 
 
+def combinations(B: ArrayLike, n: int, l: int) -> NDArray[Any]:
+    """What `Jacobian.scaled` takes, (n, q, l)."""
+    b = np.asarray(B)
+    if b.ndim == 3 and b.shape[0] == n and b.shape[2] == l:
+        return b
+    hint = "; for one new row a sample write B[:, None, :]" if b.shape == (n, l) else ""
+    raise ShapeError(f"B must have shape (n, q, l) = ({n}, q, {l}), and has {b.shape}{hint}.")
+
+
+def target(b: ArrayLike, n: int, l: int) -> NDArray[np.float64]:
+    """A right-hand side (n*l,), from that or from (n, l)."""
+    given = np.asarray(b)
+    if given.shape not in ((n * l,), (n, l)):
+        raise ShapeError(f"b must have shape ({n * l},) or ({n}, {l}), and has {given.shape}.")
+    if given.dtype.kind not in "fiub":
+        raise DtypeError(f"b must be real numbers, and has dtype {given.dtype}.")
+    if not np.all(np.isfinite(given)):
+        raise DataError("b must be finite.")
+    return given.reshape(-1).astype(np.float64)
+
+
+def damping(value: float) -> float:
+    """A damping: a real number, zero or more."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError) as error:
+        raise DtypeError(f"damping must be a real number, and is {describe(value)}.") from error
+    if not 0 <= number < np.inf:
+        raise DataError(f"damping must be a finite number, zero or more, and is {value}.")
+    return number
+
+
 def describe(value: Any) -> str:
     """Type and value, shortened, for a message."""
     text = repr(value)

@@ -20,6 +20,7 @@ from netjac.errors import DataError, DtypeError, ShapeError
 from netjac.layout import parse
 from netjac.sites import Coverage
 from netjac.spaces import OutputSpace, ParameterSpace
+from netjac.transposed import TransposedJacobian
 
 
 @final
@@ -57,8 +58,9 @@ class Jacobian(LinearOperator):
 
     Examples
     --------
+    >>> from netjac.examples import linear_layer
     >>> import numpy as np
-    >>> J = _example()  # y[n] = w · x[n], two outputs
+    >>> J = linear_layer()  # y = x W + b
     >>> J.shape, J.n, J.l, J.m
     ((6, 8), 3, 2, 8)
     >>> v = np.ones(J.m)
@@ -218,7 +220,8 @@ class Jacobian(LinearOperator):
 
         Examples
         --------
-        >>> J = _example()
+        >>> from netjac.examples import linear_layer
+        >>> J = linear_layer()
         >>> J.to_array("(l m) n").shape, J.to_array("n l m", dtype="float64").dtype
         ((16, 3), dtype('float64'))
         """
@@ -253,7 +256,8 @@ class Jacobian(LinearOperator):
 
         Examples
         --------
-        >>> _example().columns("bias")
+        >>> from netjac.examples import linear_layer
+        >>> linear_layer().columns("bias")
         <Jacobian of 3 samples × 2 outputs with respect to 2 parameters: shape (6, 2), float64, ...>
         """
         space, positions = self.parameters.select([names] if isinstance(names, str) else list(names))
@@ -296,19 +300,13 @@ class Jacobian(LinearOperator):
 
         Examples
         --------
-        >>> J = _example()
+        >>> from netjac.examples import linear_layer
+        >>> J = linear_layer()
         >>> loss_gradient = np.ones((3, 2))  # (n, l), from outside
         >>> J.scaled(loss_gradient[:, None, :]).shape
         (3, 8)
         """
-        b = np.asarray(B)
-        if b.shape == (self.n, self.l) and b.ndim == 2:
-            raise ShapeError(
-                f"B must have shape (n, q, l) = ({self.n}, q, {self.l}), and has {b.shape}; "
-                "for one new row a sample write B[:, None, :]."
-            )
-        if b.ndim != 3 or b.shape[0] != self.n or b.shape[2] != self.l:
-            raise ShapeError(f"B must have shape (n, q, l) = ({self.n}, q, {self.l}), and has {b.shape}.")
+        b = arguments.combinations(B, self.n, self.l)
         dtype = arguments.real(np.result_type(self.dtype, b.dtype))
         b = b.astype(dtype, copy=False)
         y = np.matmul(b, self.y[:, :, None].astype(dtype, copy=False))[:, :, 0]
@@ -352,7 +350,8 @@ class Jacobian(LinearOperator):
 
         Examples
         --------
-        >>> J = _example()
+        >>> from netjac.examples import linear_layer
+        >>> J = linear_layer()
         >>> np.allclose(J.gram(), np.asarray(J) @ np.asarray(J).T)
         True
         """
@@ -394,7 +393,8 @@ class Jacobian(LinearOperator):
 
         Examples
         --------
-        >>> J = _example()
+        >>> from netjac.examples import linear_layer
+        >>> J = linear_layer()
         >>> dense = np.asarray(J)
         >>> np.allclose(J.normal(weights=[1.0, 2.0, 0.5]), dense.T @ np.diag([1, 1, 2, 2, 0.5, 0.5]) @ dense)
         True
@@ -408,7 +408,8 @@ class Jacobian(LinearOperator):
 
         Examples
         --------
-        >>> J = _example()
+        >>> from netjac.examples import linear_layer
+        >>> J = linear_layer()
         >>> np.allclose(J.row_norms(), np.linalg.norm(np.asarray(J), axis=1))
         True
         """
@@ -420,7 +421,8 @@ class Jacobian(LinearOperator):
 
         Examples
         --------
-        >>> J = _example()
+        >>> from netjac.examples import linear_layer
+        >>> J = linear_layer()
         >>> np.allclose(J.column_norms(), np.linalg.norm(np.asarray(J), axis=0))
         True
         """
@@ -452,57 +454,13 @@ class Jacobian(LinearOperator):
 
         Examples
         --------
-        >>> J = _example()
+        >>> from netjac.examples import linear_layer
+        >>> J = linear_layer()
         >>> b = np.arange(6.0)
         >>> np.allclose(J.lstsq(b), np.linalg.lstsq(np.asarray(J), b)[0])
         True
         """
-        target = np.asarray(b)
-        if target.shape not in ((self.shape[0],), (self.n, self.l)):
-            raise ShapeError(f"b must have shape ({self.shape[0]},) or ({self.n}, {self.l}), and has {target.shape}.")
-        if target.dtype.kind not in "fiub":
-            raise DtypeError(f"b must be real numbers, and has dtype {target.dtype}.")
-        if not np.all(np.isfinite(target)):
-            raise DataError("b must be finite.")
-        if not 0 <= damping < np.inf:
-            raise DataError(f"damping must be a finite number, zero or more, and is {damping}.")
-        return algebra.solve(self, _parts(self), target.reshape(-1).astype(np.float64), float(damping))
-
-
-@final
-class TransposedJacobian(LinearOperator):
-    """The transpose of a `Jacobian`, of shape (m, n*l); its own transpose is the Jacobian it came from."""
-
-    def __init__(self, jacobian: Jacobian) -> None:
-        self.jacobian = jacobian
-        self.dtype = jacobian.dtype  # known to be valid: LinearOperator.__init__ would check them again
-        self.shape = (jacobian.shape[1], jacobian.shape[0])
-
-    def __matmul__(self, other: Any) -> Any:
-        if type(other) is np.ndarray and 0 < other.ndim <= 2:
-            return self.jacobian._transposed_product(other)
-        return super().__matmul__(other)
-
-    def _matvec(self, x: Any) -> NDArray[Any]:
-        return self.jacobian._transposed_product(arguments.array(x))
-
-    def _matmat(self, X: Any) -> NDArray[Any]:
-        return self.jacobian._transposed_product(arguments.array(X))
-
-    def _rmatvec(self, x: Any) -> NDArray[Any]:
-        return self.jacobian._product(arguments.array(x))
-
-    def _rmatmat(self, X: Any) -> NDArray[Any]:
-        return self.jacobian._product(arguments.array(X))
-
-    def _transpose(self) -> Jacobian:
-        return self.jacobian
-
-    def _adjoint(self) -> Jacobian:
-        return self.jacobian
-
-    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
-        return self.jacobian.__array__(dtype, copy).T
+        return algebra.solve(self, _parts(self), arguments.target(b, self.n, self.l), arguments.damping(damping))
 
 
 def _parts(jacobian: Jacobian) -> algebra.Parts:

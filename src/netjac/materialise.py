@@ -159,8 +159,7 @@ def fill(
         _fill_tile(blocks, cover, out, whole)
         return
     threads = available_cores() if threads is None else threads
-    budget = TILE_BYTES if tile_bytes is None else tile_bytes
-    tiles = plan.tiles(n, l * m * out.itemsize, budget, at_least=threads)
+    tiles = plan.tiles(n, l * m * out.itemsize, _budget(out) if tile_bytes is None else tile_bytes, at_least=threads)
     if len(tiles) >= threads:
         for_each(lambda samples: _fill_tile(blocks, cover, out, samples), tiles, threads)
     else:  # few samples: the cores share the blocks as well
@@ -168,6 +167,12 @@ def fill(
         for selector in cover.zeros:
             out[..., selector] = 0
         for_each(lambda part: _add_blocks(blocks, cover, out, *part), parts, threads)
+
+
+def _budget(out: NDArray[Any]) -> int:
+    """Bytes of a tile of ``out`` (n, l, m): where a sample is not one piece of memory, the fewer tiles the better."""
+    steps = [abs(stride) for stride, size in zip(out.strides, out.shape, strict=True) if size > 1]
+    return TILE_BYTES if out.shape[0] > 1 and steps[0] == max(steps) else out.nbytes
 
 
 def _fill_tile(blocks: Sequence[Block], cover: Cover, out: NDArray[Any], samples: slice) -> None:
