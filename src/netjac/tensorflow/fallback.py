@@ -35,8 +35,8 @@ def per_sample(trace: Trace, theta: Sequence[Any], x: Sequence[Any], variables: 
         return [tf.stack(list(parts)) for parts in zip(*(row(j) for j in range(rows)), strict=True)]
 
     samples = list(x)
-    try:
-        found = tf.vectorized_map(one, samples, fallback_to_while_loop=False)
-    except (ValueError, NotImplementedError, TypeError, AttributeError):
+    if trace.program.has_control_flow:  # TensorFlow's vectoriser stumbles over the derivatives of loops
         found = tf.map_fn(one, samples, fn_output_signature=[w.dtype for w in wanted])
+    else:
+        found = tf.vectorized_map(one, samples)
     return [tf.reshape(d, [-1, rows, size]) for d, size in zip(found, sizes, strict=True)]

@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.framework.function_def_to_graph import function_def_to_graph_def
 
-from netjac.errors import ModelError
+from netjac.tensorflow.functions import INPUT_TYPES, pass_by_value, read_by_value, with_own_functions
 from netjac.tensorflow.grouped import split_grouped
 
 CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
@@ -47,6 +47,11 @@ class Program:
     captured: Mapping[str, Any]
 
     @property
+    def has_control_flow(self) -> bool:
+        """Whether a loop or a branch is left in the graph."""
+        return any(node.op in INPUT_TYPES for node in self.graph_def.node)
+
+    @property
     def nodes(self) -> frozenset[str]:
         """Names of the nodes."""
         return frozenset(node.name for node in self.graph_def.node)
@@ -54,19 +59,24 @@ class Program:
     def insert(self, theta: Sequence[Any], x: Sequence[Any], fetch: Sequence[str]) -> list[Any]:
         """Put the graph into the one under construction, applied to ``theta`` and ``x``; tensors named in ``fetch``."""
         given = dict(zip((*self.inputs, *self.parameters), (*x, *theta), strict=True))
-        feeds = {name: tf.convert_to_tensor(value) for name, value in given.items()}
-        feeds |= {name: _capture(tensor) for name, tensor in self.captured.items()}
         present = self.nodes
-        feeds = {name: tensor for name, tensor in feeds.items() if name.partition(":")[0] in present}
+        feeds = {
+            name: _here(tf.convert_to_tensor(value))
+            for name, value in (given | dict(self.captured)).items()
+            if name.partition(":")[0] in present
+        }
         # A fetched name that is itself fed is not returned by the import: answer it here.
         wanted = [name for name in fetch if name not in feeds]
-        got = tf.graph_util.import_graph_def(self.graph_def, input_map=feeds, return_elements=wanted, name="netjac")
+        definition = with_own_functions(self.graph_def)
+        got = tf.graph_util.import_graph_def(definition, input_map=feeds, return_elements=wanted, name="netjac")
         found = dict(zip(wanted, got, strict=True))
         return [feeds[name] if name in feeds else found[name] for name in fetch]
 
 
-def _capture(tensor: Any) -> Any:
-    return tf.compat.v1.get_default_graph().capture(tensor)
+def _here(tensor: Any) -> Any:
+    """The tensor as the graph under construction sees it: captured, if it comes from outside."""
+    graph = tf.compat.v1.get_default_graph()
+    return tensor if getattr(tensor, "graph", None) is graph else graph.capture(tensor)
 
 
 def flatten(graph: Any, inputs: Sequence[Any], outputs: Sequence[Any], variables: Sequence[Any]) -> Program:
@@ -94,17 +104,14 @@ def flatten(graph: Any, inputs: Sequence[Any], outputs: Sequence[Any], variables
             captured[internal.name] = external
         else:
             by_placeholder[internal.op.name] = position
-    _replace_reads(nodes, by_placeholder, parameters, variables)
+    _replace_reads(nodes, by_placeholder, parameters, variables, functions)
     output_names = tuple(_resolve(_tensor_name(tensor), aliases) for tensor in outputs)
     kept = _ancestors(nodes, output_names)
-    left = [name for name in by_placeholder if name in kept]
-    if left:
-        users = sorted({node.op for node in kept.values() if any(_producer(i) in left for i in node.input)})
-        raise ModelError(
-            f"a trainable variable is used by reference inside {', '.join(users)}; read it before the loop or branch "
-            "(tf.convert_to_tensor(variable)), so that the loop takes it by value."
-        )
-    flat = tf.compat.v1.GraphDef(versions=definition.versions, library=definition.library)
+    flat = tf.compat.v1.GraphDef(versions=definition.versions)
+    if any(node.op in INPUT_TYPES for node in kept.values()):
+        flat.library.CopyFrom(definition.library)
+        del flat.library.function[:]
+        flat.library.function.extend(functions.values())
     flat.node.extend(kept.values())
     return Program(
         split_grouped(flat),
@@ -160,42 +167,35 @@ def _resolve(name: str, aliases: Mapping[str, str]) -> str:
 
 
 def _replace_reads(
-    nodes: dict[str, Node], handles: Mapping[str, int], parameters: Sequence[str], variables: Sequence[Any]
+    nodes: dict[str, Node],
+    handles: Mapping[str, int],
+    parameters: Sequence[str],
+    variables: Sequence[Any],
+    functions: dict[str, Any],
 ) -> None:
-    """Turn each read of a trainable variable into a value taken from its parameter placeholder."""
+    """Turn each use of a trainable variable's handle into one of its value, taken from a placeholder."""
     for node in list(nodes.values()):
-        if not node.input or _producer(node.input[0]) not in handles:
-            continue
-        position = handles[_producer(node.input[0])]
-        name = parameters[position].partition(":")[0]
-        value = tf.as_dtype(variables[position].dtype).as_datatype_enum
-        if node.op == "ReadVariableOp":
-            node.op = "Identity"
-            _set_attributes(node, T=value)
-        elif node.op == "ResourceGather":
-            axis = name + "_axis"
-            nodes[axis] = tf.compat.v1.NodeDef(name=axis, op="Const")
-            nodes[axis].attr["dtype"].type = tf.int32.as_datatype_enum
-            nodes[axis].attr["value"].tensor.CopyFrom(tf.make_tensor_proto(int(node.attr["batch_dims"].i), tf.int32))
-            batch_dims, indices = node.attr["batch_dims"].i, node.attr["Tindices"].type
-            node.op = "GatherV2"
-            node.input.append(axis)
-            _set_attributes(node, Tparams=value, Tindices=indices, Taxis=tf.int32.as_datatype_enum)
-            node.attr["batch_dims"].i = batch_dims
-        else:
-            continue
-        node.input[0] = name
-        if name not in nodes:
-            placeholder = tf.compat.v1.NodeDef(name=name, op="Placeholder")
-            placeholder.attr["dtype"].type = value
-            placeholder.attr["shape"].shape.CopyFrom(variables[position].shape.as_proto())
-            nodes[name] = placeholder
-
-
-def _set_attributes(node: Node, **types: int) -> None:
-    node.attr.clear()
-    for name, value in types.items():
-        node.attr[name].type = value
+        for place, source in enumerate(node.input):
+            if _producer(source) not in handles:
+                continue
+            position = handles[_producer(source)]
+            dtype = tf.as_dtype(variables[position].dtype).as_datatype_enum
+            if node.op in INPUT_TYPES:
+                pass_by_value(node, place, variables[position], functions)
+            elif node.op in ("ReadVariableOp", "ResourceGather"):
+                axis = read_by_value(node, dtype)
+                if axis is not None:
+                    nodes[axis.name] = axis
+                    node.input.append(axis.name)
+            else:
+                continue  # an assignment or the like: the outputs may not depend on it, and it is dropped then
+            name = parameters[position].partition(":")[0]
+            node.input[place] = name
+            if name not in nodes:
+                placeholder = tf.compat.v1.NodeDef(name=name, op="Placeholder")
+                placeholder.attr["dtype"].type = dtype
+                placeholder.attr["shape"].shape.CopyFrom(variables[position].shape.as_proto())
+                nodes[name] = placeholder
 
 
 def _ancestors(nodes: Mapping[str, Node], outputs: Sequence[str]) -> dict[str, Node]:

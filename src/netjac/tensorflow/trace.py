@@ -161,7 +161,7 @@ def trace(model: Any, signature: Signature, parameters: ParameterSpace) -> Trace
     assert parameters.variables is not None
     with _TRACING, _unrolled(model):
         try:
-            concrete = tf.function(flat).get_concrete_function(*specs)
+            concrete = _concrete(flat, specs)
         except (ValueError, TypeError, tf.errors.OpError) as error:
             raise ModelError(
                 f"the model could not be traced for inputs {_describe(signature)}:\n{error}\n"
@@ -171,6 +171,14 @@ def trace(model: Any, signature: Signature, parameters: ParameterSpace) -> Trace
     inputs = concrete.inputs[: len(specs)]
     program = flatten(concrete.graph, inputs, outputs, parameters.variables)
     return Trace(program, signature, parameters, _output_space(concrete.structured_outputs, outputs, template))
+
+
+def _concrete(function: Callable[..., Any], specs: Sequence[Any]) -> Any:
+    """Trace as it stands; with AutoGraph where Python control flow on tensors asks for it."""
+    try:
+        return tf.function(function, autograph=False).get_concrete_function(*specs)
+    except tf.errors.OperatorNotAllowedInGraphError:
+        return tf.function(function, autograph=True).get_concrete_function(*specs)
 
 
 def caller(model: Any) -> Callable[[Any], Any]:
@@ -184,8 +192,7 @@ def caller(model: Any) -> Callable[[Any], Any]:
 
 def _check_inputs(model: Any, signature: Signature) -> None:
     """Feature counts that a Keras model states, before any work."""
-    expected = getattr(model, "input_shape", None) if isinstance(model, keras.Model) and model.inputs else None
-    if expected is None:
+    if not isinstance(model, keras.Model) or not getattr(model, "inputs", None):
         return
     if len(model.inputs) != len(signature.shapes):
         raise ShapeError(f"the model takes {len(model.inputs)} inputs, and x holds {len(signature.shapes)} arrays.")
