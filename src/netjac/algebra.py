@@ -89,6 +89,18 @@ class Parts:
         return Parts(blocks, self.cover, self.borders, samples.stop - samples.start, self.l, self.m, self.dtype)
 
 
+def widened(block: Block, dtype: np.dtype[Any]) -> Block:
+    """The same block with its floating arrays in another precision: a block computes in that of its arrays."""
+    other = object.__new__(type(block))
+    for name, value in vars(block).items():
+        if isinstance(value, Block):
+            value = widened(value, dtype)
+        elif getattr(getattr(value, "dtype", None), "kind", "") == "f":  # an array, dense or sparse
+            value = value.astype(dtype)
+        vars(other)[name] = value
+    return other
+
+
 # ---- J Jᵀ
 
 
@@ -320,6 +332,6 @@ def _by_singular_values(parts: Parts, b: NDArray[np.float64], damping: float) ->
     except LinAlgError:
         matrix = parts.rows(slice(0, parts.n), np.float64).reshape(-1, parts.m)
         U, s, Vt = svd(matrix, full_matrices=False, overwrite_a=True, check_finite=False, lapack_driver="gesvd")
-    kept = s > rank_tolerance * s[0] if not damping else s > 0
+    kept = s > rank_tolerance * s[0]
     gain = np.divide(s, s * s + damping, where=kept, out=np.zeros_like(s))
     return np.asarray(Vt.T @ (gain * (U.T @ b)))

@@ -122,6 +122,13 @@ class Jacobian(LinearOperator):
     def _cover(self) -> materialise.Cover:
         return materialise.cover_of(self.blocks, self.m)
 
+    def _widened(self, dtype: np.dtype[Any]) -> Jacobian:
+        """The same Jacobian in a wider precision; itself where that is not wider."""
+        if np.can_cast(dtype, self.dtype):
+            return self
+        blocks = [algebra.widened(block, dtype) for block in self.blocks]
+        return Jacobian(self.parameters, self.output_space, self.y, blocks, self.coverage, dtype)
+
     # ---- the operator protocol: J v, Jᵀ u
 
     def __matmul__(self, other: Any) -> Any:
@@ -341,7 +348,8 @@ class Jacobian(LinearOperator):
         Returns
         -------
         (n*l, n*l of other) array
-            Exactly symmetric where ``other`` is None. Peak memory is that of the result and a tenth.
+            Exactly symmetric where ``other`` is None. Peak memory is that of the result and a tenth of
+            it, or a few megabytes if that is more.
 
         Raises
         ------
@@ -364,7 +372,8 @@ class Jacobian(LinearOperator):
         default = np.result_type(self.dtype, columns.dtype)
         out = arguments.buffer((self.shape[0], columns.shape[0]), out, dtype, default, "the Gram matrix")
         view = np.asarray(out).reshape(self.n, self.l, columns.n, columns.l)
-        algebra.gram(_parts(self), None if other is None else _parts(other), view, workers)
+        rows = _parts(self._widened(out.dtype))
+        algebra.gram(rows, None if other is None else _parts(other._widened(out.dtype)), view, workers)
         return out
 
     def normal(
@@ -401,7 +410,7 @@ class Jacobian(LinearOperator):
         """
         precision = arguments.floating(self.dtype if dtype is None else dtype)
         w = None if weights is None else arguments.row_weights(weights, self.n, self.l)
-        return algebra.normal(_parts(self), w, precision, arguments.threads(threads))
+        return algebra.normal(_parts(self._widened(precision)), w, precision, arguments.threads(threads))
 
     def row_norms(self, squared: bool = False) -> NDArray[Any]:
         """Return the Euclidean norm of each row (n*l,), or its square: how much each output depends on all parameters.
@@ -460,7 +469,10 @@ class Jacobian(LinearOperator):
         >>> np.allclose(J.lstsq(b), np.linalg.lstsq(np.asarray(J), b)[0])
         True
         """
-        return algebra.solve(self, _parts(self), arguments.target(b, self.n, self.l), arguments.damping(damping))
+        target = arguments.target(b, self.n, self.l)
+        penalty = arguments.damping(damping)
+        wide = self._widened(np.dtype(np.float64))
+        return algebra.solve(wide, _parts(wide), target, penalty)
 
 
 def _parts(jacobian: Jacobian) -> algebra.Parts:
