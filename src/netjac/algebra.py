@@ -160,11 +160,11 @@ def _alike(a: Block, b: Block) -> bool:
 
 def _add_group(rows: Parts, columns: Parts, out: NDArray[Any], budget: int, symmetric: bool) -> None:
     """Add J_group otherᵀ_group to ``out``: explicit rows of one, tile by tile, times the blocks of the other."""
-    for c in plan.tiles(columns.n, columns.l * columns.m * out.itemsize, budget // 2):
+    for c in plan.tiles(columns.n, columns.l * columns.m * out.itemsize, budget // 4):
         explicit = columns.rows(c, out.dtype)
         vectors = explicit.reshape(-1, columns.m).T  # (m, tile * l)
         width = vectors.shape[1]
-        for r in plan.tiles(rows.n, rows.l * width * out.itemsize, budget // 2):
+        for r in plan.tiles(rows.n, rows.l * width * out.itemsize, budget // 4):
             if symmetric and r.stop <= c.start:
                 continue
             product = np.zeros((r.stop - r.start, rows.l, width), out.dtype)
