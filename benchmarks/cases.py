@@ -1,0 +1,108 @@
+"""The cases: which contenders are timed beside each other, on which network."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from benchmarks.runner import Case, Contender
+
+LAYOUTS = ("(n l) m", "(l n) m", "(n m) l", "(l m) n", "m (n l)", "(m l) n")
+ONEDNN_OFF = ("TF_ENABLE_ONEDNN_OPTS", "0")
+GROWTH = (1000, 4000, 16000)
+
+FACTORED = Contender("netjac, factored", "netjac", "netjac_contenders", "factored")
+DENSE = Contender("netjac, dense", "netjac", "netjac_contenders", "dense")
+FILL = Contender("filling a buffer of that size", "yardstick", "plain", "fill")
+
+# Peers give one array a weight, (n, l, *shape), which is less work than the matrix (n·l, m); "matrix" adds that step.
+PEERS = (
+    Contender("tape.jacobian", "peer", "tensorflow_peers", "tape"),
+    Contender("vectorized_map", "peer", "tensorflow_peers", "vectorized"),
+    Contender("vectorized_map of tape.jacobian", "peer", "tensorflow_peers", "vectorized-nested"),
+    Contender("vectorized_map of tape.jacobian, matrix", "peer", "tensorflow_peers", "vectorized-nested-matrix"),
+    Contender("vectorized_map, XLA", "peer", "tensorflow_peers", "xla"),
+    Contender("vectorized_map, XLA, matrix", "peer", "tensorflow_peers", "xla-matrix"),
+    Contender("torch.func", "peer", "torch_peers", "jacobian"),
+    Contender("torch.func, matrix", "peer", "torch_peers", "jacobian-matrix"),
+    Contender("JAX jit", "peer", "jax_peers", "jacobian"),
+    Contender("JAX jit, matrix", "peer", "jax_peers", "jacobian-matrix"),
+)
+
+PRODUCTS = (
+    Contender("netjac, J v", "netjac", "netjac_contenders", "jvp"),
+    Contender("netjac, Jᵀ u", "netjac", "netjac_contenders", "vjp"),
+    FACTORED,
+    Contender("TensorFlow jvp, forward", "peer", "tensorflow_peers", "jvp-forward"),
+    Contender("TensorFlow jvp, two reverse passes", "peer", "tensorflow_peers", "jvp-twice"),
+    Contender("TensorFlow jvp, forward, XLA", "peer", "tensorflow_peers", "jvp-forward-xla"),
+    Contender("TensorFlow jvp, two reverse passes, XLA", "peer", "tensorflow_peers", "jvp-twice-xla"),
+    Contender("TensorFlow vjp", "peer", "tensorflow_peers", "vjp"),
+    Contender("TensorFlow vjp, XLA", "peer", "tensorflow_peers", "vjp-xla"),
+    Contender("torch.func jvp", "other framework", "torch_peers", "jvp"),
+    Contender("torch.func vjp", "other framework", "torch_peers", "vjp"),
+    Contender("JAX jvp", "other framework", "jax_peers", "jvp"),
+    Contender("JAX vjp", "other framework", "jax_peers", "vjp"),
+)
+
+
+# TensorFlow 2.21 with its oneDNN kernels crashes (SIGSEGV) in vectorized_map over attention; without them it works.
+WITHOUT_ONEDNN = tuple(
+    replace(peer, label=f"{peer.label}, no oneDNN", environment=(ONEDNN_OFF,))
+    for peer in PEERS
+    if peer.name.startswith("vectorized")
+)
+
+
+def _jacobian(name: str, network: str, n: int, more: tuple[Contender, ...] = ()) -> Case:
+    return Case(name, f"the whole Jacobian, {network}, n={n}", network, n, (FACTORED, DENSE, *PEERS, *more, FILL))
+
+
+def _layouts(network: str, n: int) -> Case:
+    held = Contender("", "netjac", "netjac_contenders", "dense-held")
+    layouts = tuple(replace(held, label=f"to_array({layout!r})", layout=layout) for layout in LAYOUTS)
+    whole = replace(DENSE, label="nj.jacobian and to_array('(n l) m')")
+    title = f"dense layouts of a Jacobian that is there, {network}, n={n}"
+    return Case("layouts", title, network, n, (FILL, *layouts, whole))
+
+
+def _growth(name: str, network: str, dense: bool) -> Case:
+    kinds = (FACTORED, DENSE, FILL) if dense else (FACTORED,)
+    contenders = tuple(replace(kind, label=f"{kind.label}, n={n}", n=n) for kind in kinds for n in GROWTH)
+    return Case(name, f"growth with n, {network}", network, GROWTH[0], contenders)
+
+
+def _products(name: str, network: str, n: int) -> Case:
+    return Case(name, f"products with J, {network}, n={n}", network, n, PRODUCTS, reference="products")
+
+
+def _first(name: str, network: str) -> Case:
+    contenders = (FACTORED, DENSE, Contender("vectorized_map", "peer", "tensorflow_peers", "vectorized"))
+    return Case(name, f"first call in a fresh process, {network}, n=32", network, 32, contenders, fresh=3)
+
+
+FIT = (
+    Contender("netjac, residual and Jacobian", "netjac", "netjac_contenders", "fit"),
+    Contender("TensorFlow forward call", "yardstick", "tensorflow_peers", "forward"),
+    FACTORED,
+    Contender("vectorized_map, matrix", "peer", "tensorflow_peers", "vectorized-matrix"),
+    Contender("vectorized_map, XLA, matrix", "peer", "tensorflow_peers", "xla-matrix"),
+)
+
+CASES: tuple[Case, ...] = (
+    _jacobian("mlp-64-n100", "10-64-32-2", 100),
+    _jacobian("mlp-64-n1000", "10-64-32-2", 1000),
+    _jacobian("mlp-256-n200", "50-256-256-5", 200),
+    _jacobian("mlp-256-n2000", "50-256-256-5", 2000),
+    _jacobian("cnn", "cnn", 64),
+    _jacobian("transformer", "transformer", 64, WITHOUT_ONEDNN),
+    _layouts("50-256-256-5", 200),
+    _growth("growth-64", "10-64-32-2", dense=True),
+    _growth("growth-256", "50-256-256-5", dense=False),
+    _products("products-256", "50-256-256-5", 200),
+    _products("products-64", "10-64-32-2", 100),
+    _products("products-32", "10-32-32-2", 100),
+    Case("fit-20", "residual and Jacobian at a new θ, 1-20-1, n=100", "1-20-1", 100, FIT),
+    _first("first-dense", "ten-dense"),
+    _first("first-mixed", "ten-mixed"),
+)
+QUICK = ("mlp-64-n100", "transformer", "products-32", "fit-20", "first-dense")
