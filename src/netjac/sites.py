@@ -87,7 +87,7 @@ class SiteValues:
     dense: NDArray[Any] | None = None
 
 
-def dense_is_smaller(p: int, g: int, k: int, c: int, l: int) -> bool:  # noqa: E741
+def dense_is_smaller(p: int, g: int, k: int, c: int, l: int) -> bool:
     """Whether the explicit block of a site (l·g·k·c numbers a sample) is smaller than its factors, p·g·(k + l·c)."""
     return l * g * k * c < p * g * (k + l * c)
 
@@ -144,6 +144,8 @@ class Coverage:
             for entry in self.entries
         ]
         widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
-        lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in (header, *rows)]
+        lines = [
+            "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in (header, *rows)
+        ]
         summary = ", ".join(f"{count} {t.value}" for t, count in self.counts.items() if count) or "no variables"
         return "\n".join([lines[0], "  ".join("─" * w for w in widths), *lines[1:], summary])

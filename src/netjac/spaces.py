@@ -135,7 +135,9 @@ class ParameterSpace:
         arrays = [np.asarray(value) for value in values]
         for segment, array in zip(self.segments, arrays, strict=True):
             if array.shape != segment.shape:
-                raise ShapeError(f"{segment.name!r} has shape {segment.shape}, and the value given for it {array.shape}.")
+                raise ShapeError(
+                    f"{segment.name!r} has shape {segment.shape}, and the value given for it {array.shape}."
+                )
         if dtype is None:
             dtype = np.result_type(*(segment.dtype for segment in self.segments)) if self.segments else np.float32
         out = np.empty(self.size, dtype)
@@ -149,7 +151,7 @@ class ParameterSpace:
         return [vector[segment.slice].reshape(segment.shape) for segment in self.segments]
 
     def assign(self, theta: ArrayLike) -> None:
-        """Write the vector ``theta`` (m,) into the live variables, each in its own type: all of it or, on error, nothing."""
+        """Write the vector ``theta`` (m,) into the live variables, each in its own type, or, on error, nothing."""
         variables = self._live()
         vector = self._vector(theta)
         if not np.all(np.isfinite(vector)):
@@ -175,13 +177,17 @@ class ParameterSpace:
 
     def _live(self) -> tuple[Any, ...]:
         if self.variables is None:
-            raise DataError("this ParameterSpace describes no live model (it was unpickled); use netjac.parameters(model).")
+            raise DataError(
+                "this ParameterSpace describes no live model (it was unpickled); use netjac.parameters(model)."
+            )
         return self.variables
 
     def _vector(self, theta: ArrayLike) -> NDArray[Any]:
         vector = np.asarray(theta)
         if vector.shape != (self.size,):
-            raise ShapeError(f"theta must be a vector of shape ({self.size},), one entry a parameter, and has {vector.shape}.")
+            raise ShapeError(
+                f"theta must be a vector of shape ({self.size},), one entry a parameter, and has {vector.shape}."
+            )
         if vector.dtype.kind not in "fiu":
             raise DataError(f"theta must hold real numbers, and has dtype {vector.dtype}.")
         return vector

@@ -85,7 +85,12 @@ class CompiledSites:
             )
             for g in groups
         ) + tuple(
-            UseSite(f.variable, f.operation, SiteForm.DENSE, np.arange(trace.parameters.segments[f.variable].size).reshape(1, -1, 1))
+            UseSite(
+                f.variable,
+                f.operation,
+                SiteForm.DENSE,
+                np.arange(trace.parameters.segments[f.variable].size).reshape(1, -1, 1),
+            )
             for f in fallbacks
         )
         specs = argument_specs(trace)
@@ -140,7 +145,8 @@ class CompiledSites:
             """A (n, p, g, k) of one use, or the indices (n, p) of a look-up."""
             names = self._operand_names(member)
             form = member.form
-            assert form.a is not None and member.product.build is not None
+            assert form.a is not None
+            assert member.product.build is not None
             key = (names[-1] if not _is_plain(member) else names[1 - member.operand], form.a, form.p, form.g, form.k)
             if key not in incoming:
                 inputs = [tensor[name] for name in names]
@@ -149,7 +155,9 @@ class CompiledSites:
                     incoming[key] = arrange(built, form, form.a, (SAMPLES, *form.p), (form.size(form.p),))
                 else:
                     order = (SAMPLES, *form.p, *form.g, *form.k)
-                    incoming[key] = arrange(built, form, form.a, order, [form.size(x) for x in (form.p, form.g, form.k)])
+                    incoming[key] = arrange(
+                        built, form, form.a, order, [form.size(x) for x in (form.p, form.g, form.k)]
+                    )
             return incoming[key]
 
         factors = [None if g.constant else _joined([a(m) for m in g.members]) for g in self._groups]
@@ -160,7 +168,9 @@ class CompiledSites:
             """From the cotangents of the roots for one output to what is kept of them."""
             d = dict(zip(roots, gradients, strict=True))
             whole = [_joined([_normal(c, d[c.root]) for c in key]) for key in kept]
-            return whole + [contract(g, f, _joined([_normal(c, d[c.root]) for c in g.cotangents])) for g, f in collapsed]
+            return whole + [
+                contract(g, f, _joined([_normal(c, d[c.root]) for c in g.cotangents])) for g, f in collapsed
+            ]
 
         stacked = sweeps(outputs, [tensor[plain_name(root)] for root in roots], sweep) if roots else []
         dense = iter(stacked[len(kept) :])
@@ -173,7 +183,9 @@ class CompiledSites:
             position = keep(stacked[kept.index(g.cotangents)])
             place = None if factor is None else keep(factor)
             slots.append(
-                Slots(D=position, indices=place) if g.form is SiteForm.EMBEDDING else Slots(D=position, A=place, scale=scale)
+                Slots(D=position, indices=place)
+                if g.form is SiteForm.EMBEDDING
+                else Slots(D=position, A=place, scale=scale)
             )
         if self._fallbacks:
             explicit = per_sample(self._trace, theta, x, [f.variable for f in self._fallbacks])
@@ -189,7 +201,8 @@ class CompiledSites:
 
     def _slope(self, theta: Sequence[Any], tensor: dict[str, Any], member: Match) -> Any:
         """d E[g, k, c] / d variable[entries[g, k, c]] as (g, k, c): a forward-mode product with ones, for each entry
-        of E depends on one entry of the variable."""
+        of E depends on one entry of the variable.
+        """
         weight = tensor[self._operand_names(member)[member.operand]]
         variable = theta[member.variable]
         seed = tf.zeros_like(weight)
@@ -252,7 +265,10 @@ def sweeps(outputs: Sequence[Any], roots: Sequence[Any], sweep: Callable[[Sequen
         def one(j: Any, flat: Any = flat, size: int = size, samples: Any = samples) -> list[Any]:
             seed = tf.tile(tf.one_hot(j, size, dtype=flat.dtype)[None], [samples, 1])
             gradients = tf.gradients(flat, list(roots), grad_ys=seed)
-            found = [tf.zeros_like(r) if d is None else tf.convert_to_tensor(d) for d, r in zip(gradients, roots, strict=True)]
+            found = [
+                tf.zeros_like(r) if d is None else tf.convert_to_tensor(d)
+                for d, r in zip(gradients, roots, strict=True)
+            ]
             return sweep(found)
 
         if unrolled:

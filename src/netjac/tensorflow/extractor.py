@@ -1,4 +1,4 @@
-"""From a model to Jacobians: trace, survey, match, evaluate, factor and probe put together, once a model and signature."""
+"""From a model to Jacobians: trace, survey, match, evaluate, factor and probe, put together for one signature."""
 
 from __future__ import annotations
 
@@ -75,9 +75,7 @@ class Extractor:
         if theta is None:
             return [variable.read_value() for variable in self.parameters.variables or ()]
         parts = self.parameters.unravel(theta)
-        return [
-            tf.constant(part, segment.dtype) for part, segment in zip(parts, self.parameters.segments, strict=True)
-        ]
+        return [tf.constant(part, segment.dtype) for part, segment in zip(parts, self.parameters.segments, strict=True)]
 
     def _jacobian(self, theta: Sequence[Any], x: Sequence[Any]) -> Jacobian:
         y, values = self._sites(theta, x)
@@ -124,7 +122,9 @@ def _coverage(
     entries = []
     for position, segment in enumerate(parameters.segments):
         uses = [_use(g, m, g in reached) for g in groups if g.first.variable == position for m in g.members]
-        uses += [(e.operation, e.operation_type, Treatment.FALLBACK, e.reason) for e in unmatched if e.variable == position]
+        uses += [
+            (e.operation, e.operation_type, Treatment.FALLBACK, e.reason) for e in unmatched if e.variable == position
+        ]
         if not any(use[2] is not Treatment.UNREACHED for use in uses):
             uses = [("", "", Treatment.UNREACHED, "does not reach the outputs: zero columns")]
         entries += [

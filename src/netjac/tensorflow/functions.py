@@ -1,7 +1,7 @@
 """Loops and branches: variables they use by reference are handed to them by value.
 
-A While or If keeps its bodies as functions that receive a variable's handle and read it inside. To evaluate at any θ, the
-bodies are copied with the handle's argument turned into the value itself, and their reads into plain copies.
+A While or If keeps its bodies as functions that receive a variable's handle and read it inside. To evaluate at any θ,
+the bodies are copied with the handle's argument turned into the value itself, and their reads into plain copies.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ def read_by_value(node: Node, dtype: int) -> Node | None:
         node.attr["T"].type = dtype
         return None
     if node.op != "ResourceGather":
-        raise ModelError(f"the operation {node.name!r} ({node.op}) uses a trainable variable by reference; read its value first.")
+        raise ModelError(
+            f"the operation {node.name!r} ({node.op}) uses a trainable variable by reference; read its value first."
+        )
     axis = tf.compat.v1.NodeDef(name=node.name + "_axis", op="Const")
     axis.attr["dtype"].type = tf.int32.as_datatype_enum
     batch_dims, indices = node.attr["batch_dims"].i, node.attr["Tindices"].type

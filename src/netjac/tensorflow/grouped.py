@@ -1,7 +1,7 @@
 """Grouped convolutions as one convolution a group.
 
-TensorFlow runs their derivatives on a CPU only inside XLA (or, for some types, through oneDNN). Keras wraps them so; once
-the wrapping is inlined they must run plainly.
+TensorFlow runs their derivatives on a CPU only inside XLA (or, for some types, through oneDNN). Keras wraps them so;
+once the wrapping is inlined they must run plainly.
 """
 
 from __future__ import annotations

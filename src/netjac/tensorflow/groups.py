@@ -62,7 +62,7 @@ class Group:
 
 
 def transparent_root(survey: Survey, graph: Graph, tensor: Any) -> Any:
-    """The last tensor whose cotangent is, entry by entry, that of ``tensor``: through sums and reshapes with no branch."""
+    """The last tensor with the cotangent of ``tensor``, entry by entry: through sums and reshapes, to a branch."""
     while tensor.name not in graph.outputs:
         edges = [
             (operation, i)
@@ -122,5 +122,6 @@ def group(survey: Survey, graph: Graph, matches: Sequence[Match], outputs: int) 
     # D is held anyway where a kernel with the same D stays factored: its bias then costs nothing.
     held = {g.cotangents for g in groups if g.form is SiteForm.OUTER and not g.constant}
     return [
-        replace(g, form=SiteForm.OUTER) if g.constant and g.sizes[1] == 1 and g.cotangents in held else g for g in groups
+        replace(g, form=SiteForm.OUTER) if g.constant and g.sizes[1] == 1 and g.cotangents in held else g
+        for g in groups
     ]

@@ -14,6 +14,7 @@ from netjac.spaces import ParameterSpace
 from netjac.tensorflow import probe
 from netjac.tensorflow.evaluate import sweeps
 from netjac.tensorflow.match import Graph, plain_name
+from netjac.tensorflow.mixing import mixing_operation
 from netjac.tensorflow.survey import LARGE, Survey
 from netjac.tensorflow.trace import Signature, argument_specs, flat_outputs, trace
 
@@ -31,9 +32,9 @@ class InputExtractor:
         for name in signature.dtypes:
             if not tf.as_dtype(name).is_floating:
                 raise DtypeError(
-                    f"an input has dtype {name}, for which no derivative exists. If its values are real numbers, convert "
-                    "them to floating point (x.astype('float32')); if they are indices, differentiate with respect to "
-                    "the embedding's output: split the model there and pass the second part."
+                    f"an input has dtype {name}, for which no derivative exists. If its values are real numbers, "
+                    "convert them to floating point (x.astype('float32')); if they are indices, differentiate with "
+                    "respect to the embedding's output: split the model there and pass the second part."
                 )
         self._signature = signature
         self._trace = trace(model, signature, ParameterSpace((), ()))
@@ -63,15 +64,22 @@ class InputExtractor:
             y = flat_outputs(self._trace.program.insert([], x, self._trace.program.outputs), self._trace)
             seeds = [tf.constant(u * (np.arange(LARGE) == i)[:, None], y.dtype) for i in range(LARGE)]
             rows = [tf.gradients(y, list(x), grad_ys=seed) for seed in seeds]
-            return [[tf.zeros_like(a) if d is None else tf.convert_to_tensor(d) for d, a in zip(r, x, strict=True)] for r in rows]
+            return [
+                [tf.zeros_like(a) if d is None else tf.convert_to_tensor(d) for d, a in zip(r, x, strict=True)]
+                for r in rows
+            ]
 
         compiled = tf.function(run, autograph=False).get_concrete_function(*argument_specs(self._trace))
         for i, row in enumerate(compiled(*survey.batch)):
             for gradient in row:
                 sizes = np.abs(np.asarray(gradient, np.float64)).reshape(LARGE, -1).max(axis=1, initial=0)
                 if np.any(np.delete(sizes, i) > 1e-6 * max(sizes[i], np.finfo(np.float32).tiny)):
-                    culprit = probe.mixing_operation(survey, Graph(survey))
-                    name = "an operation" if culprit is None else f"the operation {plain_name(culprit.name)!r} ({culprit.type})"
+                    culprit = mixing_operation(survey, Graph(survey))
+                    name = (
+                        "an operation"
+                        if culprit is None
+                        else f"the operation {plain_name(culprit.name)!r} ({culprit.type})"
+                    )
                     raise SampleMixingError(
                         f"{name} mixes samples: one sample's outputs depend on another sample's inputs, so there is no "
                         "derivative sample by sample. Typical causes: batch normalisation with training=True, a mean "

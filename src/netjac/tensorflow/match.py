@@ -26,15 +26,68 @@ from netjac.tensorflow.rules import Axes, Product, Unsupported, issue, product
 from netjac.tensorflow.survey import LARGE, PREFIX, Survey
 
 MOVES = frozenset(
-    "Reshape ExpandDims Squeeze Transpose Slice StridedSlice Split SplitV Unpack Tile BroadcastTo ReverseV2 Roll Gather"
-    " GatherV2 GatherNd Identity Snapshot".split()
+    [
+        "Reshape",
+        "ExpandDims",
+        "Squeeze",
+        "Transpose",
+        "Slice",
+        "StridedSlice",
+        "Split",
+        "SplitV",
+        "Unpack",
+        "Tile",
+        "BroadcastTo",
+        "ReverseV2",
+        "Roll",
+        "Gather",
+        "GatherV2",
+        "GatherNd",
+        "Identity",
+        "Snapshot",
+    ]
 )
 ENTRYWISE = frozenset(
-    "Cast Neg Softplus Square Exp Sqrt Rsqrt Reciprocal Inv Abs Sigmoid Tanh Relu LeakyRelu Elu Selu Softsign Log Log1p"
-    " Expm1 Sin Cos Erf Add AddV2 Sub Mul RealDiv Div Maximum Minimum Pow SquaredDifference BiasAdd ClipByValue".split()
+    [
+        "Cast",
+        "Neg",
+        "Softplus",
+        "Square",
+        "Exp",
+        "Sqrt",
+        "Rsqrt",
+        "Reciprocal",
+        "Inv",
+        "Abs",
+        "Sigmoid",
+        "Tanh",
+        "Relu",
+        "LeakyRelu",
+        "Elu",
+        "Selu",
+        "Softsign",
+        "Log",
+        "Log1p",
+        "Expm1",
+        "Sin",
+        "Cos",
+        "Erf",
+        "Add",
+        "AddV2",
+        "Sub",
+        "Mul",
+        "RealDiv",
+        "Div",
+        "Maximum",
+        "Minimum",
+        "Pow",
+        "SquaredDifference",
+        "BiasAdd",
+        "ClipByValue",
+    ]
 )
 EXACT = frozenset({"Cast", "Identity"})  # entrywise with slope 1
-WITHOUT_DERIVATIVE = frozenset("StopGradient PreventGradient ZerosLike OnesLike".split())
+WITHOUT_DERIVATIVE = frozenset(["StopGradient", "PreventGradient", "ZerosLike", "OnesLike"])
 SAMPLES = "n"
 
 
@@ -172,9 +225,8 @@ def _edges(survey: Survey, graph: Graph, position: int) -> Iterator[Match | Unma
     follow(start)
     while pending:
         operation = operations[heapq.heappop(pending)[1]]
-        if operation.type in WITHOUT_DERIVATIVE or not any(t.dtype.is_floating for t in operation.outputs if survey.known(t)):
-            if all(survey.known(t) for t in operation.outputs):
-                continue
+        if not _differentiable(survey, operation):
+            continue
         operands = [i for i, tensor in enumerate(operation.inputs) if tensor.name in origins]
         if _meets_data(survey, operation, operands):
             for operand in operands:
@@ -188,6 +240,13 @@ def _edges(survey: Survey, graph: Graph, position: int) -> Iterator[Match | Unma
         for tensor, origin in zip(operation.outputs, made, strict=True):
             origins[tensor.name] = origin
             follow(tensor)
+
+
+def _differentiable(survey: Survey, operation: Any) -> bool:
+    """Whether a derivative can pass: not into a shape, a comparison or stop_gradient."""
+    if operation.type in WITHOUT_DERIVATIVE:
+        return False
+    return any(tensor.dtype.is_floating or not survey.known(tensor) for tensor in operation.outputs)
 
 
 def _meets_data(survey: Survey, operation: Any, operands: Sequence[int]) -> bool:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import product
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 import tensorflow as tf
 
-Padding = str | Sequence[tuple[int, int]]
+Padding = Literal["SAME", "VALID"] | Sequence[tuple[int, int]]
 
 
 def convolution_patches(
@@ -69,7 +69,9 @@ def _spread(image: Any, axis: int, size: int, stride: int) -> Any:
     if stride == 1:
         return image
     rank = len(image.shape)
-    wide = tf.pad(tf.expand_dims(image, axis + 1), [[0, 0]] * (axis + 1) + [[0, stride - 1]] + [[0, 0]] * (rank - axis - 1))
+    wide = tf.pad(
+        tf.expand_dims(image, axis + 1), [[0, 0]] * (axis + 1) + [[0, stride - 1]] + [[0, 0]] * (rank - axis - 1)
+    )
     shape = [-1 if d is None else int(d) for d in image.shape]
     shape[axis] = size * stride
     merged = tf.reshape(wide, shape)

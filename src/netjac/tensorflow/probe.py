@@ -13,8 +13,8 @@ operation through which one sample reaches another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
@@ -22,18 +22,32 @@ from numpy.typing import NDArray
 
 from netjac.errors import ProbeError, RandomModelError, SampleMixingError
 from netjac.tensorflow.match import Graph, plain_name
+from netjac.tensorflow.mixing import mixing_operation
 from netjac.tensorflow.program import Program
 from netjac.tensorflow.survey import LARGE, Survey
 from netjac.tensorflow.trace import Trace, argument_specs, flat_outputs
 
 HALF = frozenset({tf.float16.as_datatype_enum, tf.bfloat16.as_datatype_enum})
 STATEFUL_RANDOM = frozenset(
-    "RandomUniform RandomUniformInt RandomStandardNormal TruncatedNormal ParameterizedTruncatedNormal RandomGamma"
-    " RandomPoisson RandomPoissonV2 RandomShuffle Multinomial StatefulUniform StatefulStandardNormalV2"
-    " StatefulTruncatedNormal StatefulUniformInt StatefulUniformFullInt StatefulRandomBinomial".split()
+    [
+        "RandomUniform",
+        "RandomUniformInt",
+        "RandomStandardNormal",
+        "TruncatedNormal",
+        "ParameterizedTruncatedNormal",
+        "RandomGamma",
+        "RandomPoisson",
+        "RandomPoissonV2",
+        "RandomShuffle",
+        "Multinomial",
+        "StatefulUniform",
+        "StatefulStandardNormalV2",
+        "StatefulTruncatedNormal",
+        "StatefulUniformInt",
+        "StatefulUniformFullInt",
+        "StatefulRandomBinomial",
+    ]
 )
-
-Products = Callable[[NDArray[Any]], NDArray[Any]]
 
 
 def refuse_random(program: Program) -> None:
@@ -50,8 +64,13 @@ def refuse_random(program: Program) -> None:
         return all(fixed(i.partition(":")[0], seen) for i in node.input)
 
     for node in program.graph_def.node:
-        stateless = node.op.startswith("StatelessRandom") or node.op in ("StatelessTruncatedNormalV2", "StatelessShuffle")
-        if node.op in STATEFUL_RANDOM or (stateless and not all(fixed(i.partition(":")[0], set()) for i in node.input[1:])):
+        stateless = node.op.startswith("StatelessRandom") or node.op in (
+            "StatelessTruncatedNormalV2",
+            "StatelessShuffle",
+        )
+        if node.op in STATEFUL_RANDOM or (
+            stateless and not all(fixed(i.partition(":")[0], set()) for i in node.input[1:])
+        ):
             raise RandomModelError(
                 f"the operation {node.name!r} ({node.op}) draws random numbers at every call, so the outputs are no "
                 "function of the parameters. Turn it off: call dropout and noise layers with training=False."
@@ -64,7 +83,9 @@ def moved(theta: Sequence[NDArray[Any]], rng: np.random.Generator) -> list[NDArr
     for value in theta:
         wide = value.astype(np.float64)
         scale = np.sqrt(np.mean(wide**2)) if wide.size else 0.0
-        change = 0.05 * (scale if scale > 0 else 1.0) * rng.uniform(0.5, 1.0, value.shape) * rng.choice([-1, 1], value.shape)
+        change = (
+            0.05 * (scale if scale > 0 else 1.0) * rng.uniform(0.5, 1.0, value.shape) * rng.choice([-1, 1], value.shape)
+        )
         result.append((wide + change).astype(value.dtype))
     return result
 
@@ -82,12 +103,22 @@ def ordinary_products(
     def run(*arguments: Any) -> Any:
         weights = arguments[:count]
         y = flat_outputs(trace.program.insert(weights, arguments[count:], trace.program.outputs), trace)
-        rows = [tf.gradients(y, weights, grad_ys=tf.constant(u * (np.arange(LARGE) == i)[:, None], y.dtype)) for i in range(LARGE)]
-        dense = [[tf.zeros_like(w) if d is None else tf.convert_to_tensor(d) for d, w in zip(r, weights, strict=True)] for r in rows]
+        rows = [
+            tf.gradients(y, weights, grad_ys=tf.constant(u * (np.arange(LARGE) == i)[:, None], y.dtype))
+            for i in range(LARGE)
+        ]
+        dense = [
+            [tf.zeros_like(w) if d is None else tf.convert_to_tensor(d) for d, w in zip(r, weights, strict=True)]
+            for r in rows
+        ]
         try:
             seed = tf.zeros_like(y)
             back = tf.gradients(y, weights, grad_ys=seed)
-            pairs = [(tf.convert_to_tensor(d), tf.constant(p, d.dtype)) for d, p in zip(back, parts, strict=True) if d is not None]
+            pairs = [
+                (tf.convert_to_tensor(d), tf.constant(p, d.dtype))
+                for d, p in zip(back, parts, strict=True)
+                if d is not None
+            ]
             product = tf.gradients([d for d, _ in pairs], seed, grad_ys=[p for _, p in pairs])[0] if pairs else None
             product = tf.zeros_like(y) if product is None else product
         except (LookupError, ValueError, TypeError):  # an operation without a second derivative
@@ -113,8 +144,7 @@ def check(
     m, rows = trace.parameters.size, trace.output_space.size
     u, v = rng.uniform(0.5, 1.5, (LARGE, rows)), rng.standard_normal(m)
     batch = survey.batch
-    half = any(a.type in HALF for node in trace.program.graph_def.node for a in node.attr.values())
-    low = 1e-3 if half else max((np.finfo(s.dtype).eps for s in trace.parameters.segments), default=1e-7)
+    low, tolerance = _precision(trace)
     for candidate in (moved(theta, rng), list(theta)):
         weights = [tf.convert_to_tensor(value) for value in candidate]
         gradients, forward = ordinary_products(trace, weights, batch, u, v)
@@ -126,25 +156,38 @@ def check(
         ours = jacobian.T @ (u * (np.arange(LARGE) == i)[:, None]).reshape(-1)
         for segment in trace.parameters.segments:
             error = _error(ours[segment.slice], gradient[segment.slice], np.linalg.norm(gradient), low)
-            if error > 10 * np.sqrt(low):
+            if error > tolerance:
                 wrong[segment.name] = max(error, wrong.get(segment.name, 0.0))
     if forward is not None and not wrong:
         error = _error((jacobian @ v).reshape(LARGE, rows), forward, np.linalg.norm(forward), low)
-        if error > 10 * np.sqrt(low):
+        if error > tolerance:
             wrong["J v"] = error
     if wrong:
-        culprit = mixing_operation(survey, graph)
-        if culprit is not None:
-            raise SampleMixingError(
-                f"the operation {plain_name(culprit.name)!r} ({culprit.type}) mixes samples: one sample's output depends on "
-                "another sample, so no Jacobian organised by sample exists. Typical causes: batch normalisation with "
-                "training=True, a mean or softmax over the batch, a reshape that swaps samples and time."
-            )
-        listing = ", ".join(f"{name} ({error:.1e})" for name, error in sorted(wrong.items(), key=lambda item: -item[1])[:5])
-        raise ProbeError(
-            f"the factors disagree with the ordinary derivative for: {listing} (relative errors). No matrix is returned. "
-            "This is a fault in netjac, or a model whose outputs depend on the number of samples; please report the model."
+        _refuse(survey, graph, wrong)
+
+
+def _precision(trace: Trace) -> tuple[float, float]:
+    """Relative rounding error of the least precise number in the graph, and the disagreement that is still rounding."""
+    if any(a.type in HALF for node in trace.program.graph_def.node for a in node.attr.values()):
+        return 1e-3, 0.2
+    low = float(max((np.finfo(s.dtype).eps for s in trace.parameters.segments), default=1e-7))
+    return low, max(1e-9, 2e3 * low)
+
+
+def _refuse(survey: Survey, graph: Graph, wrong: Mapping[str, float]) -> NoReturn:
+    culprit = mixing_operation(survey, graph)
+    if culprit is not None:
+        raise SampleMixingError(
+            f"the operation {plain_name(culprit.name)!r} ({culprit.type}) mixes samples: one sample's output depends on "
+            "another sample, so no Jacobian organised by sample exists. Typical causes: batch normalisation with "
+            "training=True, a mean or softmax over the batch, a reshape that swaps samples and time."
         )
+    worst = sorted(wrong.items(), key=lambda item: -item[1])[:5]
+    listing = ", ".join(f"{name} ({error:.1e})" for name, error in worst)
+    raise ProbeError(
+        f"the factors disagree with the ordinary derivative for: {listing} (relative errors). No matrix is returned. This "
+        "is a fault in netjac, or a model whose outputs depend on the number of samples; please report the model."
+    )
 
 
 def _error(ours: NDArray[Any], reference: NDArray[Any], whole: Any, low: float) -> float:
@@ -156,40 +199,3 @@ def _error(ours: NDArray[Any], reference: NDArray[Any], whole: Any, low: float) 
         return float("inf")
     size = float(np.linalg.norm(np.where(same & ~np.isfinite(reference), 0, reference)))
     return max(0.0, difference - 1e3 * low * float(whole)) / max(size, np.finfo(np.float64).tiny) if difference else 0.0
-
-
-def mixing_operation(survey: Survey, graph: Graph) -> Any | None:
-    """The first operation whose output for one sample changes when another sample does, its operands' not."""
-    operations = [survey.graph.get_operation_by_name(name) for name in graph.order]
-    tensors = {t.name: t for op in operations for t in (*op.inputs, *op.outputs) if survey.known(t)}
-    survey.fetch(list(tensors.values()))
-    mixed: dict[str, bool] = {}
-
-    def is_mixed(tensor: Any) -> bool:
-        if tensor.name not in tensors:
-            return False
-        if tensor.name not in mixed:
-            before, after = survey.values(tensor)
-            axes = survey.batched(tensor)
-            if not axes:
-                mixed[tensor.name] = before.shape != after.shape or not np.array_equal(before, after, equal_nan=before.dtype.kind == "f")
-            elif len(axes) != 1 or axes[0] < 0:
-                mixed[tensor.name] = True
-            else:
-                mixed[tensor.name] = survey.sample_axis(tensor, axes[0]) is None or _others_changed(survey, tensor, axes[0])
-        return mixed[tensor.name]
-
-    for operation in operations:
-        if any(is_mixed(t) for t in operation.outputs) and not any(is_mixed(t) for t in operation.inputs):
-            return operation
-    return None
-
-
-def _others_changed(survey: Survey, tensor: Any, axis: int) -> bool:
-    location = survey.sample_axis(tensor, axis)
-    assert location is not None
-    before, after = survey.values(tensor)
-    changed = np.moveaxis(before != after, axis, 0)
-    if before.dtype.kind == "f":
-        changed &= ~np.moveaxis(np.isnan(before) & np.isnan(after), axis, 0)
-    return bool(changed.reshape(location.outer, LARGE, location.inner, -1)[:, :-1].any())

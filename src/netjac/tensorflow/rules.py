@@ -18,7 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from netjac.tensorflow.patches import convolution_patches, transposed_patches
+from netjac.tensorflow.patches import Padding, convolution_patches, transposed_patches
 from netjac.tensorflow.survey import Survey
 
 Axes = tuple[tuple[str, ...], ...]
@@ -160,7 +160,9 @@ def _broadcast_product(survey: Survey, operation: Any, operand: int, labels: lis
 
     def axes(position: int) -> Axes:
         shape = survey.shape(operation.inputs[position])
-        return tuple((label,) if size == sizes[label] else () for label, size in zip(labels[position], shape, strict=True))
+        return tuple(
+            (label,) if size == sizes[label] else () for label, size in zip(labels[position], shape, strict=True)
+        )
 
     return Product(z_axes, axes(operand), axes(other), sizes, _operand(other))
 
@@ -254,11 +256,13 @@ def _spatial(operation: Any, name: str, rank: int) -> tuple[int, ...]:
     return tuple(int(v) for v in operation.get_attr(name)[1 : rank - 1])
 
 
-def _padding(operation: Any) -> str | tuple[tuple[int, int], ...]:
+def _padding(operation: Any) -> Padding:
     padding = operation.get_attr("padding")
     padding = padding.decode() if isinstance(padding, bytes) else padding
-    if padding != "EXPLICIT":
-        return str(padding)
+    if padding == "SAME":
+        return "SAME"
+    if padding == "VALID":
+        return "VALID"
     flat = [int(v) for v in operation.get_attr("explicit_paddings")]
     return tuple(zip(flat[2:-2:2], flat[3:-2:2], strict=True))
 
@@ -281,6 +285,7 @@ def _convolution(operation: Any, operand: int, survey: Survey) -> Product:
     depthwise = operation.type == "DepthwiseConv2dNative"
     groups = channels_in if depthwise else survey.shape(image)[-1] // max(channels_in, 1)
     inputs: tuple[str, ...]
+    weight: Axes
     if depthwise:
         sizes |= {"g": channels_in, "c": channels}
         inputs, weight = ("g",), (*((t,) for t in taps), ("g",), ("c",))
@@ -300,7 +305,7 @@ def _transposed_convolution(operation: Any, operand: int, survey: Survey) -> Pro
     if operand != 1:
         raise Unsupported("the weight is the image of a transposed convolution")
     _format(operation)
-    _, kernel, image = operation.inputs
+    kernel = operation.inputs[1]
     output = operation.outputs[0]
     shape = survey.shape(output)
     rank = len(shape)

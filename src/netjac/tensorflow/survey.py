@@ -162,4 +162,4 @@ class Survey:
     def fetch(self, tensors: Sequence[Any]) -> None:
         """Have `values` ready for many tensors in one run."""
         before, after = self._run(tensors, self._large), self._run(tensors, self._moved)
-        self._values |= {t.name: pair for t, *pair in zip(tensors, before, after, strict=True)}  # type: ignore[misc]
+        self._values |= {t.name: pair for t, *pair in zip(tensors, before, after, strict=True)}

@@ -89,7 +89,9 @@ def trainable(model: Any, variables: Sequence[Any] | None) -> list[tuple[str, An
                 f"a plain {type(model).__name__} does not say which variables it trains; write variables=[w, b, ...]."
             )
         if isinstance(model, keras.layers.Layer) and not _built(model):
-            raise ModelError(f"the model {model.name!r} was never built; call model.build(input_shape) or model(x) first.")
+            raise ModelError(
+                f"the model {model.name!r} was never built; call model.build(input_shape) or model(x) first."
+            )
     if isinstance(variables, (tf.Variable, keras.Variable)):
         variables = [variables]
     named = [(_name(variable), _resource(variable)) for variable in variables]
@@ -115,9 +117,13 @@ def _name(variable: Any) -> str:
 def _resource(variable: Any) -> Any:
     inner = variable.value if isinstance(variable, keras.Variable) else variable
     if not isinstance(inner, tf.Variable) or not hasattr(inner, "handle"):
-        raise DtypeError(f"variables must be tf.Variable or keras.Variable objects, and one is {type(variable).__name__}.")
+        raise DtypeError(
+            f"variables must be tf.Variable or keras.Variable objects, and one is {type(variable).__name__}."
+        )
     if not inner.dtype.is_floating:
-        raise DtypeError(f"the variable {_name(variable)!r} has dtype {inner.dtype.name}; derivatives need floating point.")
+        raise DtypeError(
+            f"the variable {_name(variable)!r} has dtype {inner.dtype.name}; derivatives need floating point."
+        )
     return inner
 
 
@@ -186,7 +192,9 @@ def caller(model: Any) -> Callable[[Any], Any]:
     if isinstance(model, keras.layers.Layer):
         return lambda x: model(x, training=False)
     if not callable(model):
-        raise ModelError(f"expected a Keras model, a layer, a tf.Module or a function, and got a {type(model).__name__}.")
+        raise ModelError(
+            f"expected a Keras model, a layer, a tf.Module or a function, and got a {type(model).__name__}."
+        )
     return lambda x: model(x)
 
 
@@ -201,12 +209,17 @@ def _check_inputs(model: Any, signature: Signature) -> None:
     for tensor, given in zip(model.inputs, signature.shapes, strict=True):
         wanted = tuple(tensor.shape[1:])
         if len(wanted) != len(given) or any(w not in (None, g) for w, g in zip(wanted, given, strict=True)):
-            raise ShapeError(f"the model's input {tensor.name!r} takes samples of shape {wanted}, and x has samples of shape {given}.")
+            raise ShapeError(
+                f"the model's input {tensor.name!r} takes samples of shape {wanted}, and x has samples of shape "
+                f"{given}."
+            )
 
 
 def _describe(signature: Signature) -> str:
-    return ", ".join(f"(n, {', '.join(map(str, s))}) {d}" if s else f"(n,) {d}"
-                     for s, d in zip(signature.shapes, signature.dtypes, strict=True))
+    return ", ".join(
+        f"(n, {', '.join(map(str, s))}) {d}" if s else f"(n,) {d}"
+        for s, d in zip(signature.shapes, signature.dtypes, strict=True)
+    )
 
 
 def _outputs(structured: Any) -> tuple[list[Any], Any]:
@@ -215,13 +228,19 @@ def _outputs(structured: Any) -> tuple[list[Any], Any]:
         if not isinstance(tensor, tf.Tensor):
             raise DtypeError(f"the model returns a {type(tensor).__name__}; expected dense tensors.")
         if not tensor.dtype.is_floating:
-            raise DtypeError(f"the output {tensor.name!r} has dtype {tensor.dtype.name}; derivatives need floating-point outputs.")
+            raise DtypeError(
+                f"the output {tensor.name!r} has dtype {tensor.dtype.name}; derivatives need floating-point outputs."
+            )
         if tensor.shape.rank is None or tensor.shape.rank == 0:
-            raise ShapeError("the model returns a scalar, not one value per sample; return outputs of shape (n, ...), "
-                             "before any mean or sum over the samples.")
+            raise ShapeError(
+                "the model returns a scalar, not one value per sample; return outputs of shape (n, ...), "
+                "before any mean or sum over the samples."
+            )
         if tensor.shape[0] is not None or any(d is None for d in tensor.shape[1:]):
-            raise ShapeError(f"an output has shape {tuple(tensor.shape)}; expected (n, ...) with n the number of samples and "
-                             "all other sizes known.")
+            raise ShapeError(
+                f"an output has shape {tuple(tensor.shape)}; expected (n, ...) with n the number of samples and "
+                "all other sizes known."
+            )
     return outputs, tf.nest.pack_sequence_as(structured, list(range(len(outputs))))
 
 
