@@ -105,6 +105,7 @@ def test_current_axes_are_the_default() -> None:
 
     history = History(np.array([1]), np.array([4.0]), np.array([2.0]), np.array([0.0]))
     try:
+        plt.figure()
         assert plots.convergence(history) is plt.gcf().axes[0]
     finally:
         plt.close("all")

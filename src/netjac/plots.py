@@ -39,8 +39,8 @@ def fit(groups: dict[str, tuple[ArrayLike, ArrayLike]], ax: Axes | None = None) 
 
     Examples
     --------
-    >>> import matplotlib; matplotlib.use("Agg")
-    >>> ax = fit({"train": ([1.0, 2.0, 3.0], [1.1, 1.9, 3.2])})
+    >>> from matplotlib.figure import Figure
+    >>> ax = fit({"train": ([1.0, 2.0, 3.0], [1.1, 1.9, 3.2])}, Figure().subplots())
     >>> ax.get_xlabel()
     'measured'
     """
@@ -84,8 +84,9 @@ def convergence(history: History, ax: Axes | None = None) -> Axes:
 
     Examples
     --------
-    >>> import matplotlib; matplotlib.use("Agg")
-    >>> ax = convergence(History(np.array([1, 2]), np.array([9.0, 1.0]), np.array([3.0, 0.1]), np.array([0.0, 0.1])))
+    >>> from matplotlib.figure import Figure
+    >>> history = History(np.array([1, 2]), np.array([9.0, 1.0]), np.array([3.0, 0.1]), np.array([0.0, 0.1]))
+    >>> ax = convergence(history, Figure().subplots())
     >>> ax.get_ylabel()
     'cost'
     """
