@@ -127,7 +127,10 @@ class ParameterSpace:
         return find(self.segments, name, "parameter")
 
     def ravel(self, values: Sequence[ArrayLike] | None = None, dtype: Any = None) -> NDArray[Any]:
-        """One vector (m,) of ``values`` (one array a variable), or of the variables' present values."""
+        """One vector (m,) of ``values`` (one array a variable), or of the variables' present values.
+
+        ``dtype`` is float32 by default, float64 where a variable is.
+        """
         if values is None:
             values = [np.asarray(variable) for variable in self._live()]
         if len(values) != len(self.segments):
@@ -139,21 +142,32 @@ class ParameterSpace:
                     f"{segment.name!r} has shape {segment.shape}, and the value given for it {array.shape}."
                 )
         if dtype is None:
-            dtype = np.result_type(*(segment.dtype for segment in self.segments)) if self.segments else np.float32
+            dtype = np.float64 if any(segment.dtype == "float64" for segment in self.segments) else np.float32
         out = np.empty(self.size, dtype)
         for segment, array in zip(self.segments, arrays, strict=True):
             out[segment.slice] = array.reshape(-1)
         return out
 
+    def vector(self, theta: ArrayLike) -> NDArray[Any]:
+        """``theta`` as an array, after a check that it is a vector (m,) of real numbers."""
+        vector = np.asarray(theta)
+        if vector.shape != (self.size,):
+            raise ShapeError(
+                f"theta must be a vector of shape ({self.size},), one entry a parameter, and has {vector.shape}."
+            )
+        if vector.dtype.kind not in "fiu":
+            raise DataError(f"theta must hold real numbers, and has dtype {vector.dtype}.")
+        return vector
+
     def unravel(self, theta: ArrayLike) -> list[NDArray[Any]]:
         """The vector ``theta`` (m,) cut into one view a variable, each in the variable's shape."""
-        vector = self._vector(theta)
+        vector = self.vector(theta)
         return [vector[segment.slice].reshape(segment.shape) for segment in self.segments]
 
     def assign(self, theta: ArrayLike) -> None:
         """Write the vector ``theta`` (m,) into the live variables, each in its own type, or, on error, nothing."""
         variables = self._live()
-        vector = self._vector(theta)
+        vector = self.vector(theta)
         if not np.all(np.isfinite(vector)):
             raise DataError("theta holds values that are not finite; the variables were left as they were.")
         before = [np.array(variable) for variable in variables]
@@ -181,16 +195,6 @@ class ParameterSpace:
                 "this ParameterSpace describes no live model (it was unpickled); use netjac.parameters(model)."
             )
         return self.variables
-
-    def _vector(self, theta: ArrayLike) -> NDArray[Any]:
-        vector = np.asarray(theta)
-        if vector.shape != (self.size,):
-            raise ShapeError(
-                f"theta must be a vector of shape ({self.size},), one entry a parameter, and has {vector.shape}."
-            )
-        if vector.dtype.kind not in "fiu":
-            raise DataError(f"theta must hold real numbers, and has dtype {vector.dtype}.")
-        return vector
 
 
 class OutputSpace:

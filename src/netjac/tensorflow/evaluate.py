@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from netjac.sites import SiteForm, SiteValues, UseSite
 from netjac.tensorflow.fallback import per_sample
 from netjac.tensorflow.groups import Cotangent, Group
 from netjac.tensorflow.match import SAMPLES, Match, NormalForm, plain_name
 from netjac.tensorflow.rules import Axes
-from netjac.tensorflow.trace import Trace, argument_specs, flat_outputs
+from netjac.tensorflow.trace import Trace, flat_outputs, vector_specs, weights
 
 UNROLLED_OUTPUTS = 16  # more outputs than this are swept by one vectorised pass: unrolling them takes long to trace
 
@@ -93,13 +94,14 @@ class CompiledSites:
             )
             for f in fallbacks
         )
-        specs = argument_specs(trace)
+        specs = vector_specs(trace)
         self._compiled = tf.function(self._run, autograph=False).get_concrete_function(*specs)
+        self._vector_type = specs[0].dtype
         self._forward: Any = None
 
-    def __call__(self, theta: Sequence[Any], x: Sequence[Any]) -> tuple[Any, list[SiteValues]]:
-        """Outputs (n, l) and the sites' values; ``theta`` and ``x`` are tensors of the traced types."""
-        results = [np.asarray(tensor) for tensor in self._compiled(*theta, *x)]
+    def __call__(self, theta: NDArray[Any], x: Sequence[Any]) -> tuple[Any, list[SiteValues]]:
+        """Outputs (n, l) and the sites' values at the vector ``theta`` (m,) and the tensors ``x``."""
+        results = [np.asarray(tensor) for tensor in self._compiled(self._vector(theta), *x)]
 
         def get(slot: int | None) -> Any:
             return None if slot is None else results[slot]
@@ -107,22 +109,24 @@ class CompiledSites:
         values = [SiteValues(get(s.D), get(s.A), get(s.indices), get(s.scale), get(s.dense)) for s in self._slots]
         return results[0], values
 
-    def outputs(self, theta: Sequence[Any], x: Sequence[Any]) -> Any:
+    def outputs(self, theta: NDArray[Any], x: Sequence[Any]) -> Any:
         """Outputs (n, l) alone."""
         if self._forward is None:
-            program, count = self._trace.program, len(self._trace.parameters)
+            program = self._trace.program
 
-            def forward(*arguments: Any) -> Any:
-                return flat_outputs(program.insert(arguments[:count], arguments[count:], program.outputs), self._trace)
+            def forward(vector: Any, *x: Any) -> Any:
+                return flat_outputs(program.insert(weights(vector, self._trace), x, program.outputs), self._trace)
 
-            self._forward = tf.function(forward, autograph=False).get_concrete_function(*argument_specs(self._trace))
-        return np.asarray(self._forward(*theta, *x))
+            self._forward = tf.function(forward, autograph=False).get_concrete_function(*vector_specs(self._trace))
+        return np.asarray(self._forward(self._vector(theta), *x))
+
+    def _vector(self, theta: NDArray[Any]) -> Any:
+        return tf.constant(theta, self._vector_type)
 
     # Building the function ------------------------------------------------------------------------------------------
 
-    def _run(self, *arguments: Any) -> list[Any]:
-        count = len(self._trace.parameters)
-        theta, x = arguments[:count], arguments[count:]
+    def _run(self, vector: Any, *x: Any) -> list[Any]:
+        theta = weights(vector, self._trace)
         program = self._trace.program
         members = [member for g in self._groups for member in g.members]
         roots = list(dict.fromkeys(c.root for g in self._groups for c in g.cotangents))

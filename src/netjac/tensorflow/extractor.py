@@ -63,21 +63,18 @@ class Extractor:
         """The Jacobian at ``x`` (tensors) and the vector ``theta`` (m,), or at the variables' present values."""
         if x[0].shape[0] == 0:
             return self._empty()
-        return self._jacobian(self._weights(theta), x)
+        return self._jacobian(self._vector(theta), x)
 
     def outputs(self, x: Sequence[Any], theta: ArrayLike | None = None) -> NDArray[Any]:
         """The flat outputs (n, l) alone."""
         if x[0].shape[0] == 0:
             return self._empty().y
-        return _wide(self._sites.outputs(self._weights(theta), x))
+        return _wide(self._sites.outputs(self._vector(theta), x))
 
-    def _weights(self, theta: ArrayLike | None) -> list[Any]:
-        if theta is None:
-            return [variable.read_value() for variable in self.parameters.variables or ()]
-        parts = self.parameters.unravel(theta)
-        return [tf.constant(part, segment.dtype) for part, segment in zip(parts, self.parameters.segments, strict=True)]
+    def _vector(self, theta: ArrayLike | None) -> NDArray[Any]:
+        return self.parameters.ravel() if theta is None else self.parameters.vector(theta)
 
-    def _jacobian(self, theta: Sequence[Any], x: Sequence[Any]) -> Jacobian:
+    def _jacobian(self, theta: NDArray[Any], x: Sequence[Any]) -> Jacobian:
         y, values = self._sites(theta, x)
         return Jacobian(self.parameters, self.output_space, _wide(y), self._plan.build(values), self.coverage)
 

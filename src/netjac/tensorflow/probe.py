@@ -137,7 +137,7 @@ def check(
     survey: Survey,
     graph: Graph,
     theta: Sequence[NDArray[Any]],
-    jacobian_at: Callable[[Sequence[Any], Sequence[Any]], Any],
+    jacobian_at: Callable[[NDArray[Any], Sequence[Any]], Any],
 ) -> None:
     """Raise unless the Jacobian that ``jacobian_at(theta, x)`` gives agrees with the ordinary derivative."""
     rng = np.random.default_rng(20150)
@@ -150,7 +150,8 @@ def check(
         gradients, forward = ordinary_products(trace, weights, batch, u, v)
         if all(np.isfinite(g).all() for g in gradients):
             break
-    jacobian = jacobian_at(weights, batch)
+    vector = np.concatenate([value.astype(np.float64).reshape(-1) for value in candidate])
+    jacobian = jacobian_at(vector, batch)
     wrong: dict[str, float] = {}
     for i, gradient in enumerate(gradients):
         ours = jacobian.T @ (u * (np.arange(LARGE) == i)[:, None]).reshape(-1)
@@ -178,15 +179,15 @@ def _refuse(survey: Survey, graph: Graph, wrong: Mapping[str, float]) -> NoRetur
     culprit = mixing_operation(survey, graph)
     if culprit is not None:
         raise SampleMixingError(
-            f"the operation {plain_name(culprit.name)!r} ({culprit.type}) mixes samples: one sample's output depends on "
-            "another sample, so no Jacobian organised by sample exists. Typical causes: batch normalisation with "
+            f"the operation {plain_name(culprit.name)!r} ({culprit.type}) mixes samples: one sample's output depends "
+            "on another sample, so no Jacobian organised by sample exists. Typical causes: batch normalisation with "
             "training=True, a mean or softmax over the batch, a reshape that swaps samples and time."
         )
     worst = sorted(wrong.items(), key=lambda item: -item[1])[:5]
     listing = ", ".join(f"{name} ({error:.1e})" for name, error in worst)
     raise ProbeError(
-        f"the factors disagree with the ordinary derivative for: {listing} (relative errors). No matrix is returned. This "
-        "is a fault in netjac, or a model whose outputs depend on the number of samples; please report the model."
+        f"the factors disagree with the ordinary derivative for: {listing} (relative errors). No matrix is returned. "
+        "This is a fault in netjac, or a model whose outputs depend on the number of samples; please report the model."
     )
 
 

@@ -277,6 +277,19 @@ def _unrolled(model: Any) -> Iterator[None]:
             layer.unroll = False
 
 
+def vector_specs(trace: Trace) -> list[Any]:
+    """TensorSpecs of θ as one vector (m,), then of the flattened x."""
+    vector = tf.TensorSpec((trace.parameters.size,), floating_type(trace.parameters))
+    return [vector, *argument_specs(trace)[len(trace.parameters) :]]
+
+
+def weights(vector: Any, trace: Trace) -> list[Any]:
+    """θ as one vector (m,) → one tensor a variable, in its own shape and type."""
+    segments = trace.parameters.segments
+    parts = tf.split(vector, [segment.size for segment in segments])
+    return [tf.cast(tf.reshape(part, s.shape), s.dtype) for part, s in zip(parts, segments, strict=True)]
+
+
 def argument_specs(trace: Trace) -> list[Any]:
     """TensorSpecs of θ, one a variable, then of the flattened x."""
     signature = trace.signature
