@@ -56,6 +56,11 @@ def transposed_patches(
         spread = _spread(spread, axis, size, stride)
     lengths = [(n - 1) * s + 1 for n, s in zip(sizes, strides, strict=True)]
     before = [span - 1 - pad for span, pad in zip(spans, front, strict=True)]
+    if min(before) < 0:  # padded by more than the window reaches: the pixels in front are never seen
+        skipped = [max(-b, 0) for b in before]
+        spread = spread[(slice(None), *(slice(s, None) for s in skipped))]
+        lengths = [max(length - s, 0) for length, s in zip(lengths, skipped, strict=True)]
+        before = [max(b, 0) for b in before]
     after = [out + span - 1 - b - length
              for out, span, b, length in zip(pixels_out, spans, before, lengths, strict=True)]  # fmt: skip
     pads = [(b, max(a, 0)) for b, a in zip(before, after, strict=True)]
