@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
-import tensorflow as tf
 from numpy.typing import NDArray
 
+import tensorflow as tf
 from netjac.errors import ProbeError, RandomModelError, SampleMixingError
 from netjac.tensorflow.match import Graph, plain_name
 from netjac.tensorflow.mixing import mixing_operation
@@ -100,34 +100,26 @@ def ordinary_products(
     count = len(trace.parameters)
     parts = trace.parameters.unravel(v)
 
-    def run(*arguments: Any) -> Any:
+    def run(seed: Any, *arguments: Any) -> Any:
         weights = arguments[:count]
         y = flat_outputs(trace.program.insert(weights, arguments[count:], trace.program.outputs), trace)
-        rows = [
-            tf.gradients(y, weights, grad_ys=tf.constant(u * (np.arange(LARGE) == i)[:, None], y.dtype))
-            for i in range(LARGE)
-        ]
-        dense = [
-            [tf.zeros_like(w) if d is None else tf.convert_to_tensor(d) for d, w in zip(r, weights, strict=True)]
-            for r in rows
-        ]
+        seed = tf.cast(seed, y.dtype)
+        found = tf.gradients(y, weights, grad_ys=seed)
+        back = [tf.zeros_like(w) if d is None else tf.convert_to_tensor(d) for d, w in zip(found, weights, strict=True)]
+        pairs = [(d, tf.constant(p, d.dtype)) for d, p, f in zip(back, parts, found, strict=True) if f is not None]
         try:
-            seed = tf.zeros_like(y)
-            back = tf.gradients(y, weights, grad_ys=seed)
-            pairs = [
-                (tf.convert_to_tensor(d), tf.constant(p, d.dtype))
-                for d, p in zip(back, parts, strict=True)
-                if d is not None
-            ]
             product = tf.gradients([d for d, _ in pairs], seed, grad_ys=[p for _, p in pairs])[0] if pairs else None
             product = tf.zeros_like(y) if product is None else product
         except (LookupError, ValueError, TypeError):  # an operation without a second derivative
             product = tf.fill(tf.shape(y), tf.constant(np.nan, y.dtype))
-        return dense, product
+        return back, product
 
-    compiled = tf.function(run, autograph=False).get_concrete_function(*argument_specs(trace))
-    rows, product = compiled(*theta, *x)
-    gradients = [np.concatenate([np.asarray(d, np.float64).reshape(-1) for d in row]) for row in rows]
+    specs = argument_specs(trace)
+    compiled = tf.function(run, autograph=False).get_concrete_function(tf.TensorSpec(u.shape, tf.float64), *specs)
+    gradients = []
+    for i in range(LARGE):
+        row, product = compiled(tf.constant(u * (np.arange(LARGE) == i)[:, None]), *theta, *x)
+        gradients.append(np.concatenate([np.asarray(d, np.float64).reshape(-1) for d in row]))
     forward = np.asarray(product, np.float64)
     return gradients, None if np.isnan(forward).all() else forward
 

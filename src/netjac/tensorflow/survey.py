@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 from numpy.typing import NDArray
 
+import tensorflow as tf
 from netjac.tensorflow.program import Program
 
 SMALL, LARGE = 2, 3  # the two numbers of samples
@@ -95,12 +95,17 @@ class Survey:
         feeds = self._feeds[len(self._theta) :]
         return [tf.convert_to_tensor(array, feed.dtype) for array, feed in zip(self._large, feeds, strict=True)]
 
-    def _run(self, tensors: Sequence[Any], batch: Sequence[Any]) -> list[NDArray[Any]]:
+    def _run(self, tensors: Sequence[Any], *batches: Sequence[Any]) -> list[list[NDArray[Any]]]:
+        """Values of the tensors for each batch."""
         if not tensors:
-            return []
+            return [[] for _ in batches]
         pruned = self._wrapped.prune(self._feeds, list(tensors))
-        arguments = [tf.convert_to_tensor(a, f.dtype) for a, f in zip([*self._theta, *batch], self._feeds, strict=True)]
-        return [np.asarray(value) for value in pruned(*arguments)]
+        results = []
+        for batch in batches:
+            pairs = zip([*self._theta, *batch], self._feeds, strict=True)
+            values = pruned(*(tf.convert_to_tensor(value, feed.dtype) for value, feed in pairs))
+            results.append([np.asarray(value) for value in values])
+        return results
 
     def _measure(self, tensors: Sequence[Any]) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
         sizes = {}
@@ -114,8 +119,7 @@ class Survey:
                 unknown.append(tensor)
         with self.graph.as_default():
             shapes = [tf.shape(tensor) for tensor in unknown]
-        small = self._run(shapes, [batch[:SMALL] for batch in self._large])
-        large = self._run(shapes, self._large)
+        small, large = self._run(shapes, [batch[:SMALL] for batch in self._large], self._large)
         for tensor, s, t in zip(unknown, small, large, strict=True):
             sizes[tensor.name] = (tuple(int(d) for d in s), tuple(int(d) for d in t))
         return sizes
@@ -161,5 +165,5 @@ class Survey:
 
     def fetch(self, tensors: Sequence[Any]) -> None:
         """Have `values` ready for many tensors in one run."""
-        before, after = self._run(tensors, self._large), self._run(tensors, self._moved)
+        before, after = self._run(tensors, self._large, self._moved)
         self._values |= {t.name: pair for t, *pair in zip(tensors, before, after, strict=True)}
