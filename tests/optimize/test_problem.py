@@ -41,6 +41,10 @@ class Evaluated:
     J: np.ndarray
     y: np.ndarray
 
+    @property
+    def dtype(self) -> np.dtype:
+        return self.J.dtype
+
     def matvec(self, v: np.ndarray) -> np.ndarray:
         assert v.any(), "products with zero are SciPy's waste, and need not reach the factors"
         return self.J @ v
