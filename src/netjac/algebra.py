@@ -285,13 +285,12 @@ def _by_cholesky(J: LinearOperator, parts: Parts, b: NDArray[np.float64], dampin
     §2.9.3, "corrected semi-normal equations"), which makes up for the squared condition number.
     """
     rows, m = J.shape
-    threads = materialise.available_cores()
     few_rows = rows <= m
     if few_rows:
         matrix = np.empty((rows, rows))
-        gram(parts, None, matrix.reshape(parts.n, parts.l, parts.n, parts.l), threads)
+        gram(parts, None, matrix.reshape(parts.n, parts.l, parts.n, parts.l), threads=1)
     else:
-        matrix = normal(parts, None, np.dtype(np.float64), threads)
+        matrix = normal(parts, None, np.dtype(np.float64), materialise.available_cores())
     matrix.flat[:: matrix.shape[0] + 1] += damping
     if not np.isfinite(np.trace(matrix)):
         return None
@@ -302,22 +301,24 @@ def _by_cholesky(J: LinearOperator, parts: Parts, b: NDArray[np.float64], dampin
 
     x = np.zeros(m)
     a = np.zeros(rows)
-    previous = np.inf
+    residual = b
+    previous: float | None = None
     for _ in range(_CORRECTIONS):
-        residual = b - J.matvec(x)
         if few_rows:
             a += lapack.dpotrs(factor, residual - damping * a, lower=1)[0]
             new = J.rmatvec(a)
         else:
             new = x + lapack.dpotrs(factor, J.rmatvec(residual) - damping * x, lower=1)[0]
-        change = float(np.linalg.norm(new - x))
+        change, size = float(np.linalg.norm(new - x)), float(np.linalg.norm(new))
         x = new
-        size = float(np.linalg.norm(x))
-        if change <= 4 * np.finfo(np.float64).eps * size:
+        # Corrections shrink by a constant ratio: stop when the next one would be rounding.
+        ratio = 1.0 if previous is None else change / previous
+        if change * min(1.0, ratio) <= 2 * np.finfo(np.float64).eps * size:
             return x
-        if change > 0.5 * previous:  # rounding, no longer progress
+        if previous is not None and ratio > 0.5:  # rounding, no longer progress
             break
         previous = change
+        residual = b - J.matvec(x)
     return x if change <= _SETTLED * size else None
 
 

@@ -343,7 +343,7 @@ class Jacobian(LinearOperator):
         out : (n*l, n*l of other), optional
             Written to and returned.
         threads : int, optional
-            By default every core available to the process.
+            Tiles worked on at once; by default one, because BLAS spreads the products in it over the cores.
 
         Returns
         -------
@@ -368,7 +368,7 @@ class Jacobian(LinearOperator):
         if other is not None and other.parameters.shapes != self.parameters.shapes:
             raise ShapeError("gram(other) needs a Jacobian of the same variables: their shapes or their order differ.")
         columns = self if other is None else other
-        workers = arguments.threads(threads)
+        workers = 1 if threads is None else arguments.threads(threads)
         default = np.result_type(self.dtype, columns.dtype)
         out = arguments.buffer((self.shape[0], columns.shape[0]), out, dtype, default, "the Gram matrix")
         view = np.asarray(out).reshape(self.n, self.l, columns.n, columns.l)
