@@ -50,19 +50,29 @@ def count(x: Any) -> int:
 
 
 def tape_jacobian(model: Any, x: Any, variables: Sequence[Any]) -> list[np.ndarray]:
-    """One array (n, l, size) a variable: tape.jacobian of each sample alone, row by row, eagerly."""
+    """One array (n, l, size) a variable: each sample alone through the model, eagerly, and each output's gradient alone.
+
+    What ``tape.jacobian(y, variables, experimental_use_pfor=False)`` does, for variables of several types too.
+    """
     wanted = resources(variables)
-    rows: list[list[np.ndarray]] = []
+    blocks: list[list[np.ndarray]] = [[] for _ in wanted]
     for i in range(count(x)):
         with tf.GradientTape(persistent=True) as tape:
+            for variable in wanted:
+                tape.watch(variable)
             y = flat_row(call(model, sample(x, i)))
-        found = tape.jacobian(y, wanted, unconnected_gradients="zero", experimental_use_pfor=False)
-        rows.append([np.asarray(tf.reshape(tf.convert_to_tensor(d), [y.shape[0], -1])) for d in found])
-    return [np.stack(blocks).astype(np.float64) for blocks in zip(*rows, strict=True)]
+        rows = [
+            tape.gradient(y, wanted, output_gradients=tf.one_hot(j, len(y), dtype=y.dtype), unconnected_gradients="zero")
+            for j in range(len(y))
+        ]
+        for block, found in zip(blocks, zip(*rows, strict=True), strict=True):
+            block.append(np.stack([np.asarray(tf.convert_to_tensor(d), np.float64).reshape(-1) for d in found]))
+    return [np.stack(block) for block in blocks]
 
 
-def limit(dtype: Any) -> float:
-    return 1e-12 if np.dtype(dtype) == np.float64 else 1e-5
+def limit(*dtypes: Any) -> float:
+    """Error allowed in the least precise of the types: 1e-5 in single precision, 1e-12 in double."""
+    return max(1e-12 if np.dtype(dtype) == np.float64 else 1e-5 for dtype in dtypes)
 
 
 def close(actual: Any, expected: Any, what: str, tol: float, floor: float = 0.0) -> None:
@@ -84,11 +94,12 @@ def compare(J: Any, blocks: Sequence[np.ndarray], tol: float | None = None) -> N
     Entries are measured against the largest of their own variable's block. Where a block is nothing but rounding (the
     bias in front of a normalisation, the key bias of attention) 16 units of rounding of the whole matrix are allowed.
     """
-    tol = limit(J.dtype) if tol is None else tol
+    types = [J.dtype, *(segment.dtype for segment in J.parameters.segments)]
+    tol = limit(*types) if tol is None else tol
     n, l = blocks[0].shape[:2]
     whole = np.concatenate([b.reshape(n * l, -1) for b in blocks], axis=1)
     assert J.shape == whole.shape
-    floor = 16 * np.finfo(J.dtype).eps * np.abs(whole).max(initial=0.0)
+    floor = 16 * max(np.finfo(t).eps for t in types) * np.abs(whole).max(initial=0.0)
     dense = J.to_array()
     for segment, block in zip(J.parameters.segments, blocks, strict=True):
         expected = block.reshape(n * l, -1)
@@ -129,7 +140,7 @@ def check(
     blocks = tape_jacobian(model, x, given)
     compare(J, blocks, tol)
     y = np.stack([np.asarray(flat_row(call(model, sample(x, i))), np.float64) for i in range(count(x))])
-    close(J.y, y, "outputs", limit(J.dtype) if tol is None else tol)
+    close(J.y, y, "outputs", limit(J.dtype, *(s.dtype for s in J.parameters.segments)) if tol is None else tol)
     for entry in J.coverage.entries:
         assert entry.reason or entry.treatment is Treatment.FACTORED, f"no reason given: {entry}"
     return J

@@ -229,9 +229,9 @@ def cross_attention() -> tuple[Any, Any]:
 
 
 @network
-def grouped_query_attention() -> tuple[Any, Any]:
+def group_query_attention() -> tuple[Any, Any]:
     i = keras.Input((3, 4))
-    return keras.Model(i, L.Dense(2)(L.Flatten()(L.GroupedQueryAttention(3, 4, 2)(i, i)))), data(3, 4)
+    return keras.Model(i, L.Dense(2)(L.Flatten()(L.GroupQueryAttention(3, 4, 2)(i, i)))), data(3, 4)
 
 
 @network

@@ -42,7 +42,9 @@ class Extractor:
         self.output_space: OutputSpace = self._trace.output_space
         probe.refuse_random(self._trace.program)
         theta = [np.asarray(variable) for variable in parameters.variables or ()]
-        survey = Survey(self._trace.program, argument_specs(self._trace), theta, leaves)
+        # Away from weights of zero, which would hide where the samples lie.
+        near = probe.moved(theta, np.random.default_rng(0))
+        survey = Survey(self._trace.program, argument_specs(self._trace), near, leaves)
         graph = Graph(survey)
         matches, unmatched = match(survey, graph)
         falling = {edge.variable for edge in unmatched}

@@ -9,12 +9,12 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from netjac.errors import DtypeError, SampleMixingError
+from netjac.errors import DtypeError
 from netjac.spaces import ParameterSpace
 from netjac.tensorflow import probe
 from netjac.tensorflow.evaluate import sweeps
-from netjac.tensorflow.match import Graph, plain_name
-from netjac.tensorflow.mixing import mixing_operation
+from netjac.tensorflow.match import Graph
+from netjac.tensorflow.mixing import mixing_error, refuse_mixing
 from netjac.tensorflow.survey import LARGE, Survey
 from netjac.tensorflow.trace import Signature, argument_specs, flat_outputs, trace
 
@@ -57,6 +57,8 @@ class InputExtractor:
     def _check(self, leaves: Sequence[Any]) -> None:
         """No sample's outputs may depend on another sample: three gradients, each of one sample's outputs alone."""
         survey = Survey(self._trace.program, argument_specs(self._trace), [], leaves)
+        graph = Graph(survey)
+        refuse_mixing(survey, graph)
         rng = np.random.default_rng(20150)
         u = rng.uniform(0.5, 1.5, (LARGE, self._trace.output_space.size))
 
@@ -74,14 +76,4 @@ class InputExtractor:
             for gradient in row:
                 sizes = np.abs(np.asarray(gradient, np.float64)).reshape(LARGE, -1).max(axis=1, initial=0)
                 if np.any(np.delete(sizes, i) > 1e-6 * max(sizes[i], np.finfo(np.float32).tiny)):
-                    culprit = mixing_operation(survey, Graph(survey))
-                    name = (
-                        "an operation"
-                        if culprit is None
-                        else f"the operation {plain_name(culprit.name)!r} ({culprit.type})"
-                    )
-                    raise SampleMixingError(
-                        f"{name} mixes samples: one sample's outputs depend on another sample's inputs, so there is no "
-                        "derivative sample by sample. Typical causes: batch normalisation with training=True, a mean "
-                        "or softmax over the batch."
-                    )
+                    raise mixing_error(survey, graph)

@@ -1,13 +1,51 @@
-"""Where one sample first reaches another: the operation to name when a model is refused."""
+"""Models that mix samples: found by what the outputs do, and the operation to name.
+
+One of three samples is changed at a time; the outputs of the others must stay as they were. That finds what derivatives
+do not show: statistics of the batch behind a stopped gradient, or of the inputs alone.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from netjac.tensorflow.match import Graph
+from netjac.errors import SampleMixingError
+from netjac.tensorflow.match import Graph, plain_name
 from netjac.tensorflow.survey import LARGE, Survey
+
+
+def refuse_mixing(survey: Survey, graph: Graph) -> None:
+    """Raise if a sample's outputs change with another sample, by more than four units of rounding."""
+    outputs = [survey.graph.get_tensor_by_name(name) for name in sorted(graph.outputs)]
+    before, after = survey.responses(outputs)
+    if not any(_reaches_others(b, a[j], i) for i, a in enumerate(after) for j, b in enumerate(before)):
+        return
+    again, _ = survey.responses(outputs)
+    if all(np.array_equal(a, b, equal_nan=True) for a, b in zip(before, again, strict=True)):
+        raise mixing_error(survey, graph)
+
+
+def _reaches_others(before: NDArray[Any], after: NDArray[Any], i: int) -> bool:
+    """Whether entries of samples other than i differ; the samples lie on the first axis."""
+    b, a = (np.delete(array.astype(np.float64), i, axis=0) for array in (before, after))
+    unit = 2.0**-8 if before.dtype.kind == "V" else float(np.finfo(before.dtype).eps)  # V: bfloat16
+    size = float(np.max(np.abs(b), where=np.isfinite(b), initial=0.0))
+    with np.errstate(invalid="ignore"):
+        return bool(np.any(~((np.abs(a - b) <= 4 * unit * size) | (a == b) | (np.isnan(a) & np.isnan(b)))))
+
+
+def mixing_error(survey: Survey, graph: Graph, culprit: Any | None = None) -> SampleMixingError:
+    """What to raise; it names ``culprit``, looked for if not given."""
+    culprit = mixing_operation(survey, graph) if culprit is None else culprit
+    name = "an operation" if culprit is None else f"the operation {plain_name(culprit.name)!r} ({culprit.type})"
+    return SampleMixingError(
+        f"{name} mixes samples: one sample's output depends on another sample, so no Jacobian organised by sample "
+        "exists. Typical causes: batch normalisation with training=True, a mean or softmax over the batch, a reshape "
+        "that swaps samples and time."
+    )
 
 
 def mixing_operation(survey: Survey, graph: Graph) -> Any | None:
@@ -15,24 +53,37 @@ def mixing_operation(survey: Survey, graph: Graph) -> Any | None:
     operations = [survey.graph.get_operation_by_name(name) for name in graph.order]
     tensors = {t.name: t for op in operations for t in (*op.inputs, *op.outputs) if survey.known(t)}
     survey.fetch(list(tensors.values()))
-    mixed = {name: _is_mixed(survey, tensor) for name, tensor in tensors.items()}
+    before, after = survey.responses(list(tensors.values()))
+    mixed = {
+        tensor.name: _is_mixed(survey, tensor, before[j], [values[j] for values in after])
+        for j, tensor in enumerate(tensors.values())
+    }
     for operation in operations:
-        before = any(mixed.get(tensor.name, False) for tensor in operation.inputs)
-        if not before and any(mixed.get(tensor.name, False) for tensor in operation.outputs):
+        comes_in = any(mixed.get(tensor.name, False) for tensor in operation.inputs)
+        if not comes_in and any(mixed.get(tensor.name, False) for tensor in operation.outputs):
             return operation
     return None
 
 
-def _is_mixed(survey: Survey, tensor: Any) -> bool:
-    """Whether the entries of the first samples change with the last sample."""
-    before, after = survey.values(tensor)
+def _is_mixed(survey: Survey, tensor: Any, before: NDArray[Any], after: Sequence[NDArray[Any]]) -> bool:
+    """Whether entries of the other samples change with one sample."""
     axes = survey.batched(tensor)
     if not axes:
-        return before.shape != after.shape or not np.array_equal(before, after, equal_nan=before.dtype.kind == "f")
+        return any(_differ(before, values).any() for values in after)
     location = survey.sample_axis(tensor, axes[0]) if len(axes) == 1 and axes[0] >= 0 else None
     if location is None:
         return True
-    changed = np.moveaxis(before != after, axes[0], 0)
-    if before.dtype.kind == "f":
-        changed &= ~np.moveaxis(np.isnan(before) & np.isnan(after), axes[0], 0)
-    return bool(changed.reshape(location.outer, LARGE, location.inner, -1)[:, :-1].any())
+    for i, values in enumerate(after):
+        changed = np.moveaxis(_differ(before, values), axes[0], 0)
+        changed = changed.reshape(location.outer, LARGE, location.inner, -1)
+        if np.delete(changed, i, axis=1).any():
+            return True
+    return False
+
+
+def _differ(before: NDArray[Any], after: NDArray[Any]) -> NDArray[np.bool_]:
+    """Entry by entry; everywhere, where even the shape does."""
+    if before.shape != after.shape:
+        return np.ones(before.shape, bool)
+    different = np.asarray(before != after)
+    return different & ~(np.isnan(before) & np.isnan(after)) if before.dtype.kind == "f" else different

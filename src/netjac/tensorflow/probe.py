@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 import tensorflow as tf
-from netjac.errors import ProbeError, RandomModelError, SampleMixingError
-from netjac.tensorflow.match import Graph, plain_name
-from netjac.tensorflow.mixing import mixing_operation
+from netjac.errors import ProbeError, RandomModelError
+from netjac.tensorflow.match import Graph
+from netjac.tensorflow.mixing import mixing_error, mixing_operation, refuse_mixing
 from netjac.tensorflow.program import Program
 from netjac.tensorflow.survey import LARGE, Survey
 from netjac.tensorflow.trace import Trace, argument_specs, flat_outputs
@@ -78,14 +78,13 @@ def refuse_random(program: Program) -> None:
 
 
 def moved(theta: Sequence[NDArray[Any]], rng: np.random.Generator) -> list[NDArray[Any]]:
-    """Parameters near ``theta``, none of them zero."""
+    """Parameters near ``theta``, none of them zero; signs are kept, so that what must be positive stays so."""
     result = []
     for value in theta:
         wide = value.astype(np.float64)
         scale = np.sqrt(np.mean(wide**2)) if wide.size else 0.0
-        change = (
-            0.05 * (scale if scale > 0 else 1.0) * rng.uniform(0.5, 1.0, value.shape) * rng.choice([-1, 1], value.shape)
-        )
+        sign = np.where(wide == 0, rng.choice([-1, 1], value.shape), np.sign(wide))
+        change = 0.05 * (scale if scale > 0 else 1.0) * rng.uniform(0.5, 1.0, value.shape) * sign
         result.append((wide + change).astype(value.dtype))
     return result
 
@@ -132,6 +131,7 @@ def check(
     jacobian_at: Callable[[NDArray[Any], Sequence[Any]], Any],
 ) -> None:
     """Raise unless the Jacobian that ``jacobian_at(theta, x)`` gives agrees with the ordinary derivative."""
+    refuse_mixing(survey, graph)
     rng = np.random.default_rng(20150)
     m, rows = trace.parameters.size, trace.output_space.size
     u, v = rng.uniform(0.5, 1.5, (LARGE, rows)), rng.standard_normal(m)
@@ -170,11 +170,7 @@ def _precision(trace: Trace) -> tuple[float, float]:
 def _refuse(survey: Survey, graph: Graph, wrong: Mapping[str, float]) -> NoReturn:
     culprit = mixing_operation(survey, graph)
     if culprit is not None:
-        raise SampleMixingError(
-            f"the operation {plain_name(culprit.name)!r} ({culprit.type}) mixes samples: one sample's output depends "
-            "on another sample, so no Jacobian organised by sample exists. Typical causes: batch normalisation with "
-            "training=True, a mean or softmax over the batch, a reshape that swaps samples and time."
-        )
+        raise mixing_error(survey, graph, culprit)
     worst = sorted(wrong.items(), key=lambda item: -item[1])[:5]
     listing = ", ".join(f"{name} ({error:.1e})" for name, error in worst)
     raise ProbeError(

@@ -56,6 +56,13 @@ def _changed(sample: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
     return moved if not np.array_equal(moved, sample) else np.maximum(sample - 1, 0).astype(sample.dtype)
 
 
+def _with_changed(batch: NDArray[Any], i: int, rng: np.random.Generator) -> NDArray[Any]:
+    """The batch with sample i changed."""
+    copy = batch.copy()
+    copy[i] = _changed(batch[i], rng)
+    return copy
+
+
 class Survey:
     """The program's graph to walk over, with the sizes of every tensor at two numbers of samples.
 
@@ -74,7 +81,7 @@ class Survey:
         self._theta = list(theta)
         rng = np.random.default_rng(0)
         self._large = distinct_samples(leaves, LARGE, rng)
-        self._moved = [np.concatenate([batch[:-1], _changed(batch[-1], rng)[None]]) for batch in self._large]
+        self._varied = [[_with_changed(batch, i, rng) for batch in self._large] for i in range(LARGE)]
         count = len(program.parameters)
 
         def run(*arguments: Any) -> Any:
@@ -165,5 +172,10 @@ class Survey:
 
     def fetch(self, tensors: Sequence[Any]) -> None:
         """Have `values` ready for many tensors in one run."""
-        before, after = self._run(tensors, self._large, self._moved)
+        before, after = self._run(tensors, self._large, self._varied[-1])
         self._values |= {t.name: pair for t, *pair in zip(tensors, before, after, strict=True)}
+
+    def responses(self, tensors: Sequence[Any]) -> tuple[list[NDArray[Any]], list[list[NDArray[Any]]]]:
+        """Values at three samples, and with each of the three changed in its turn."""
+        before, *after = self._run(tensors, self._large, *self._varied)
+        return before, after

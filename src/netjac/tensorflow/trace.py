@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +39,10 @@ def signature_of(x: Any, floating: str) -> tuple[Signature, list[Any]]:
     Floating NumPy arrays and lists of numbers take the type ``floating``; tensors keep their own.
     """
     if isinstance(x, (list, tuple)) and all(isinstance(v, (bool, int, float, np.number)) for v in tf.nest.flatten(x)):
-        x = np.asarray(x)
+        try:
+            x = np.asarray(x)
+        except ValueError as error:
+            raise ShapeError("the rows of x do not all have the same length; pad them to one, or cut them.") from error
     leaves = [_as_batch(leaf, floating) for leaf in tf.nest.flatten(x)]
     if not leaves:
         raise ShapeError("x holds no array; give an array (n, ...), or a list or dict of such arrays.")
@@ -53,6 +56,8 @@ def signature_of(x: Any, floating: str) -> tuple[Signature, list[Any]]:
 def _as_batch(leaf: Any, floating: str) -> Any:
     if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
         raise DtypeError(f"x holds a {type(leaf).__name__}; give a dense array of shape (n, ...), padded if need be.")
+    if leaf is None:
+        raise DtypeError("x, or one of its inputs, is None; give an array of shape (n, ...).")
     array = leaf if isinstance(leaf, tf.Tensor) else np.asarray(leaf)
     if len(array.shape) == 0:
         raise ShapeError("x must have a first axis of samples, and is a scalar; write x[None] for one sample.")
@@ -94,7 +99,10 @@ def trainable(model: Any, variables: Sequence[Any] | None) -> list[tuple[str, An
             )
     if isinstance(variables, (tf.Variable, keras.Variable)):
         variables = [variables]
-    named = [(_name(variable), _resource(variable)) for variable in variables]
+    if not isinstance(variables, Iterable):
+        raise DtypeError(f"variables must be a list of tf.Variable objects, and is a {type(variables).__name__}.")
+    resources = [_resource(variable) for variable in variables]
+    named = [(_name(variable), resource) for variable, resource in zip(variables, resources, strict=True)]
     if not named:
         raise ModelError("there are no trainable variables; set layer.trainable = True, or give variables=[...].")
     if len({id(v) for _, v in named}) != len(named):
@@ -168,10 +176,11 @@ def trace(model: Any, signature: Signature, parameters: ParameterSpace) -> Trace
     with _TRACING, _unrolled(model):
         try:
             concrete = _concrete(flat, specs)
-        except (ValueError, TypeError, tf.errors.OpError) as error:
+        except Exception as error:  # whatever the user's code raises
             raise ModelError(
-                f"the model could not be traced for inputs {_describe(signature)}:\n{error}\n"
-                "Check that x has the shape and structure the model takes."
+                f"the model could not be traced for inputs {_describe(signature)}:\n{type(error).__name__}: {error}\n"
+                "Check that x has the shape and structure the model takes, and that it computes with TensorFlow's "
+                "operations throughout: .numpy() and NumPy's functions have no derivative here."
             ) from error
     outputs, template = _outputs(concrete.structured_outputs)
     inputs = concrete.inputs[: len(specs)]
