@@ -260,6 +260,14 @@ def check_transforms(block: Block, dense: NDArray[Any], tol: float, rng: np.rand
     for q in (0, 1, l + 2):
         b = rng.standard_normal((n, q, l))
         _check_explicit(block.scaled(b), b @ dense, f"scaled to {q} rows", 10 * tol)
+    for columns in (1, 7, max(1, m)):
+        total = np.zeros_like(dense)
+        pieces = block.pieces(columns)
+        for piece in pieces:
+            assert (piece.n, piece.l) == (n, l)
+            piece.fill(total, slice(0, n), add=False)
+        assert sum(len(piece.columns()) for piece in pieces) == len(block.columns()), "pieces share columns"
+        assert_close(total, dense, f"pieces of {columns} columns", tol)
     _check_explicit(pickle.loads(pickle.dumps(block)), dense, "pickled", tol)
     check_restricted(block, dense, ((0, m),), tol)
 

@@ -115,6 +115,31 @@ class Placement:
         assert placement is not None, "variables are joined only where each is strided by itself"
         return slice(int(ks[0]), int(ks[-1]) + 1), placement
 
+    def cut(self, columns: int) -> list[tuple[int, slice, Placement]]:
+        """Pieces of about ``columns`` columns, following each other in the columns.
+
+        Each is an axis (0 for g, 1 for k, 2 for c), the range of it, and the placement of what lies there; one piece,
+        all of the block, where the slowest fine axis is not the first of its coarse axis.
+        """
+        slowest = max(range(len(self.shape)), key=lambda i: abs(self.strides[i]) * (self.shape[i] > 1), default=0)
+        firsts = (0, self.counts[0], self.counts[0] + self.counts[1])
+        count = min(self.shape[slowest], -(-self.size // max(1, columns))) if self.size and self.shape else 1
+        axis = max((i for i in range(3) if self.counts[i] and firsts[i] == slowest), default=None)
+        if count <= 1 or axis is None:
+            return [(1, slice(None), self)]
+        inner = self.sizes[axis] // self.shape[slowest]
+        pieces = []
+        for i in range(count):
+            start, stop = (j * self.shape[slowest] // count for j in (i, i + 1))
+            placement = Placement(
+                (*self.shape[:slowest], stop - start, *self.shape[slowest + 1 :]),
+                self.strides,
+                self.offset + start * self.strides[slowest],
+                tuple((stop - start) * inner if j == axis else size for j, size in enumerate(self.sizes)),
+            )
+            pieces.append((axis, slice(start * inner, stop * inner), placement))
+        return pieces
+
     def rows(self, array: NDArray[Any]) -> NDArray[Any]:
         """View (*fine axes, q) of the block's rows in ``array`` (m, q); writing to it writes the array."""
         view = self.view(array.T)
@@ -221,6 +246,14 @@ class Block(ABC):
     @abstractmethod
     def scaled(self, b: NDArray[Any]) -> Self:
         """Rows combined per sample: new row i of sample n is sum_j b[n, i, j] · row j; ``b`` is (n, q, l)."""
+
+    @abstractmethod
+    def pieces(self, columns: int) -> list[Block]:
+        """Blocks of about ``columns`` columns each that together are this one; a single one where it cannot be cut.
+
+        They share this block's arrays. Made for buffers whose slowest axis is m, which several threads fill best by
+        columns: each then writes one region of memory.
+        """
 
     @abstractmethod
     def restricted(self, start: int, stop: int, shift: int) -> Block | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from netjac.blocks.base import Block, Placement
-from netjac.blocks.tiles import sample_tiles
+from netjac.blocks.tiles import copy_into, sample_tiles
 from netjac.errors import ShapeError
 
 
@@ -66,7 +67,7 @@ class DenseBlock(Block):
         if add:
             view += values
         else:
-            view[...] = values
+            copy_into(view, values)
 
     def add_gram(self, other: Self, rows: slice, columns: slice, out: NDArray[Any]) -> None:  # noqa: D102
         r, l, s, t = out.shape
@@ -91,6 +92,14 @@ class DenseBlock(Block):
 
     def scaled(self, b: NDArray[Any]) -> Self:  # noqa: D102
         return type(self)(b @ self.values, self.placement)
+
+    def pieces(self, columns: int) -> list[Block]:  # noqa: D102
+        cut = self.placement.cut(columns)
+        axis = cut[0][0]
+        inner = prod(self.placement.sizes[axis + 1 :])
+        if len(cut) == 1 or prod(self.placement.sizes[:axis]) != 1:  # a piece would not be a range of the entries
+            return [self]
+        return [type(self)(self.values[..., p.start * inner : p.stop * inner], place) for _, p, place in cut]
 
     def restricted(self, start: int, stop: int, shift: int) -> Block | None:  # noqa: D102
         part = self.placement.part(start, stop, shift)

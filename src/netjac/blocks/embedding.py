@@ -140,6 +140,12 @@ class EmbeddingBlock(Block):
         D = b @ self.D.reshape(self.n, self.l, self.p * self.c)
         return type(self)(self.indices, D.reshape(self.n, b.shape[1], self.p, self.c), self.placement)
 
+    def pieces(self, columns: int) -> list[Block]:  # noqa: D102
+        cut = self.placement.cut(columns)
+        if any(axis != 2 for axis, _, _ in cut):  # a part of the table would need a part of the tokens
+            return [self]
+        return [type(self)(self.indices, self.D[..., part], placement) for _, part, placement in cut]
+
     def restricted(self, start: int, stop: int, shift: int) -> Block | None:  # noqa: D102
         part = self.placement.part(start, stop, shift)
         return None if part is None else type(self)(self.indices, self.D, part[1])

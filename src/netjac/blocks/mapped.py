@@ -107,6 +107,9 @@ class MappedBlock(Block):
     def scaled(self, b: NDArray[Any]) -> Self:  # noqa: D102
         return type(self)(self.inner.scaled(b), self.T, self.where)
 
+    def pieces(self, columns: int) -> list[Block]:  # noqa: D102
+        return [self]
+
     def restricted(self, start: int, stop: int, shift: int) -> Block | None:  # noqa: D102
         if not len(self.where) or self.where[-1] < start or self.where[0] >= stop:
             return None

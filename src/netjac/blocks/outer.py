@@ -172,6 +172,14 @@ class OuterBlock(Block):
         D = (b @ self._D).reshape(self.n, b.shape[1], self.p, self.g, self.c)
         return type(self)(self.A, D, self.placement)
 
+    def pieces(self, columns: int) -> list[Block]:  # noqa: D102
+        blocks: list[Block] = []
+        for axis, part, placement in self.placement.cut(columns):
+            A = (self.A[:, :, part], self.A[..., part], self.A)[axis]
+            D = (self.D[:, :, :, part], self.D, self.D[..., part])[axis]
+            blocks.append(type(self)(A, D, placement))
+        return blocks
+
     def restricted(self, start: int, stop: int, shift: int) -> Block | None:  # noqa: D102
         part = self.placement.part(start, stop, shift)
         return None if part is None else type(self)(self.A[..., part[0]], self.D, part[1])

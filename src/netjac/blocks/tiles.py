@@ -7,9 +7,10 @@ longest inner loop that the strides of the buffer allow, and for short ones lets
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
 from math import prod
 from typing import Any
 
@@ -34,16 +35,6 @@ def contract(A: NDArray[Any], D: NDArray[Any]) -> NDArray[Any]:
     return np.matmul(A.transpose(0, 2, 3, 1)[:, None], D.transpose(0, 1, 3, 2, 4))
 
 
-@dataclass(frozen=True)
-class _Axis:
-    """An axis of the buffer: its size, stride in bytes, and which operands vary along it."""
-
-    size: int
-    stride: int
-    in_a: bool
-    in_d: bool
-
-
 def multiply_into(a: NDArray[Any], d: NDArray[Any], out: NDArray[Any]) -> None:
     """out[...] = a · d, each operand of the same rank as ``out`` and of size 1 where it does not vary.
 
@@ -52,49 +43,182 @@ def multiply_into(a: NDArray[Any], d: NDArray[Any], out: NDArray[Any]) -> None:
     """
     if out.size == 0:
         return
-    exact = np.result_type(a, d)
-    if not np.can_cast(exact, out.dtype):  # narrower than the factors: multiply first, then round
-        _through_tiles(a, d, out, exact)
+    if not a.dtype == d.dtype == out.dtype and not np.can_cast(exact := np.result_type(a, d), out.dtype):
+        # Narrower than the factors: multiply first, then round.
+        for s in sample_tiles(len(out), prod(out.shape[1:]), 1 << 15):
+            tile = np.multiply(a[s] if len(a) > 1 else a, d[s] if len(d) > 1 else d, dtype=exact)
+            np.copyto(out[s], tile, casting="same_kind")
         return
-    order = [i for i in np.argsort([-abs(s) for s in out.strides], kind="stable") if out.shape[i] > 1]
-    keep = [*(i for i in range(out.ndim) if out.shape[i] == 1), *order]
-    a, d, out = (x.transpose(keep)[(0,) * (out.ndim - len(order))] for x in (a, d, out))
-    a, d = (np.ascontiguousarray(x, out.dtype) for x in (a, d))  # small beside out: innermost axis now contiguous
-    a, d, out = _merge_axes(a, d, out)
-    if out.ndim < 2 or out.strides[-1] != out.itemsize:
-        np.multiply(a, d, out=out)
-    else:
-        _multiply_ordered(a, d, out)
+    order, a_shape, d_shape, shape, way = _strategy(a.shape, d.shape, out.shape, out.strides, out.itemsize)
+    # Copies are small beside out; the operands' axes then follow its memory, from the slowest to the innermost.
+    a = _contiguous(a.transpose(order), out.dtype).reshape(a_shape)
+    d = _contiguous(d.transpose(order), out.dtype).reshape(d_shape)
+    way(a, d, out.transpose(order).reshape(shape))
 
 
-def _through_tiles(a: NDArray[Any], d: NDArray[Any], out: NDArray[Any], dtype: Any) -> None:
-    for s in sample_tiles(len(out), prod(out.shape[1:]), 1 << 15):
-        tile = np.multiply(a[s] if len(a) > 1 else a, d[s] if len(d) > 1 else d, dtype=dtype)
-        np.copyto(out[s], tile, casting="same_kind")
+def _contiguous(x: NDArray[Any], dtype: Any) -> NDArray[Any]:
+    if x.flags.c_contiguous and x.dtype == dtype:
+        return x
+    copy = np.empty(x.shape, dtype)
+    copy_into(copy, x)
+    return copy
 
 
-def _merge_axes(a: NDArray[Any], d: NDArray[Any], out: NDArray[Any]) -> tuple[NDArray[Any], ...]:
-    """Join neighbouring axes that are one axis in ``out`` and along which the same operands vary."""
-    axes: list[_Axis] = []
-    for i, (size, stride) in enumerate(zip(out.shape, out.strides, strict=True)):
-        axis = _Axis(size, stride, a.shape[i] > 1, d.shape[i] > 1)
-        last = axes[-1] if axes else None
-        if last and last.stride == size * stride and (last.in_a, last.in_d) == (axis.in_a, axis.in_d):
-            axes[-1] = _Axis(last.size * size, stride, axis.in_a, axis.in_d)
+def copy_into(target: NDArray[Any], source: NDArray[Any]) -> None:
+    """target[...] = source, for arrays of the same shape and any strides.
+
+    Where the two run through memory along different axes, NumPy's copy would fetch every cache line of ``source``
+    many times; some of the target's innermost axis at a time, each is fetched once.
+    """
+    axes = [i for i in range(target.ndim) if target.shape[i] > 1]
+    if target.size > 1 << 12 and axes:
+        inner = min(axes, key=lambda i: abs(target.strides[i]))
+        if inner != min(axes, key=lambda i: abs(source.strides[i])) and target.shape[inner] > 64:
+            target, source = np.moveaxis(target, inner, 0), np.moveaxis(source, inner, 0)
+            for start in range(0, len(target), 64):
+                target[start : start + 64] = source[start : start + 64]
+            return
+    target[...] = source
+
+
+Shape = tuple[int, ...]
+Way = Callable[[NDArray[Any], NDArray[Any], NDArray[Any]], None]
+
+
+@lru_cache(maxsize=1024)
+def _strategy(
+    a: Shape, d: Shape, shape: Shape, strides: Shape, itemsize: int
+) -> tuple[Shape, Shape, Shape, Shape, Way]:
+    """Order of the axes by falling stride, the operands' and the buffer's shapes with like axes joined, and the way."""
+    order = tuple(sorted(range(len(shape)), key=lambda i: -abs(strides[i])))
+    axes: list[tuple[int, int, bool, bool]] = []  # size, stride, varies in a, varies in d
+    for i in order:
+        size, stride, in_a, in_d = shape[i], strides[i], a[i] > 1, d[i] > 1
+        if size == 1:
+            continue
+        if axes and axes[-1][1:] == (size * stride, in_a, in_d):
+            axes[-1] = (axes[-1][0] * size, stride, in_a, in_d)
         else:
-            axes.append(axis)
-    if len(axes) == out.ndim:
-        return a, d, out
-    return (
-        a.reshape([x.size if x.in_a else 1 for x in axes]),
-        d.reshape([x.size if x.in_d else 1 for x in axes]),
-        np.lib.stride_tricks.as_strided(out, [x.size for x in axes], [x.stride for x in axes]),
-    )
+            axes.append((size, stride, in_a, in_d))
+    joined, steps, *varies = zip(*axes, strict=True) if axes else ((), (), (), ())
+    a_shape, d_shape = (tuple(n if v else 1 for n, v in zip(joined, vs, strict=True)) for vs in varies)
+    return order, a_shape, d_shape, joined, _way(a_shape, d_shape, joined, steps, itemsize)
 
 
-def _multiply_ordered(a: NDArray[Any], d: NDArray[Any], out: NDArray[Any]) -> None:
-    """Multiply into ``out`` (axes by falling stride, the last contiguous) the fastest way its shape allows."""
+# What an entry of 4 bytes costs, in nanoseconds of one core: rough figures, needed only to rank the ways below.
+_ENTRY, _LOOP = 0.05, 30.0  # a ufunc without its buffer: an entry, an inner loop
+_JOINED_ENTRY = 0.085  # the same from two operands larger than the nearest cache
+_BUFFERED_ENTRY, _BUFFERED_LOOP = 0.15, 5.0  # through its buffer
+_ACROSS_ENTRY, _ACROSS_LOOP = 0.38, 6.0  # with gaps between the entries of an inner loop
+_BLAS_ENTRY, _BLAS_CALL, _BLAS_BYTES = 0.1, 70.0, 64  # entries in vectors of so many bytes
+_BLAS_ALONE = 1 << 17  # entries of an outer product up to which OpenBLAS stays in the thread that calls it
+_COPIED_ENTRY, _COPIED_LOOP = 0.03, 3.0  # plain copies
+_STAGE_ENTRY = 0.06  # passing through a scratch array, some at a time
+
+
+def _way(a: Shape, d: Shape, shape: Shape, strides: Shape, itemsize: int) -> Way:
+    """The cheapest way to multiply into a buffer whose axes have falling strides."""
+    if len(shape) < 2 or strides[-1] != itemsize:
+        return _buffered
+    rows, columns = shape[-2:]
+    wide = itemsize / 4
+    costs: dict[Way, float] = {
+        _direct: _ENTRY * wide + _LOOP / columns,
+        _buffered: _BUFFERED_ENTRY * wide + _BUFFERED_LOOP / columns,
+        _across: _ACROSS_ENTRY + _ACROSS_LOOP / rows,
+    }
+    step, rest = divmod(strides[-2], itemsize)
+    if {a[-2:], d[-2:]} == {(rows, 1), (1, columns)} and rest == 0 and step >= columns:
+        lanes = _BLAS_BYTES // itemsize
+        costs[_outer] = (_BLAS_CALL / rows + _BLAS_ENTRY * wide * (-(-columns // lanes) * lanes)) / columns
+    together = _together(rows, columns)
+    repeated = 0.0
+    for x in (a, d):
+        if x[-2:] in ((rows, 1), (1, columns)):
+            size = prod(x[:-2]) * columns * (rows if x[-2] > 1 else together)
+            repeated += size / prod(shape) * (_COPIED_ENTRY * wide + _COPIED_LOOP / columns)
+    costs[_joined] = _JOINED_ENTRY * wide + _LOOP / (together * columns) + repeated
+    if step != columns or rest:
+        costs[_staged] = costs.pop(_joined) + _STAGE_ENTRY + _COPIED_ENTRY * wide + _COPIED_LOOP / columns
+    return min(costs, key=lambda way: costs[way])
+
+
+def _buffered(a: NDArray[Any], d: NDArray[Any], out: NDArray[Any]) -> None:
     np.multiply(a, d, out=out)
+
+
+def _direct(a: NDArray[Any], d: NDArray[Any], out: NDArray[Any]) -> None:
+    """Inner loops along the last axis, in place."""
+    with _small_buffer():
+        np.multiply(a, d, out=out)
+
+
+def _across(a: NDArray[Any], d: NDArray[Any], out: NDArray[Any]) -> None:
+    """Inner loops along the last axis but one, where the last is very short."""
+    np.multiply(a.swapaxes(-1, -2), d.swapaxes(-1, -2), out=out.swapaxes(-1, -2), order="C")
+
+
+def _outer(a: NDArray[Any], d: NDArray[Any], out: NDArray[Any]) -> None:
+    """Outer products by BLAS, as (rows, 2) @ (2, columns) with zeros: NumPy keeps single columns away from BLAS."""
+    left, right = (a, d) if a.shape[-1] == 1 else (d, a)
+    left, right = _with_zeros(left.swapaxes(-1, -2)).swapaxes(-1, -2), _with_zeros(right)
+    most = max(1, _BLAS_ALONE // out.shape[-1])
+    for start in range(0, out.shape[-2], most):
+        rows = slice(start, start + most)
+        np.matmul(left[..., rows, :], right, out=out[..., rows, :])
+
+
+def _with_zeros(x: NDArray[Any]) -> NDArray[Any]:
+    padded = np.zeros((*x.shape[:-2], 2, x.shape[-1]), x.dtype)
+    padded[..., :1, :] = x
+    return padded
+
+
+def _together(rows: int, columns: int) -> int:
+    """How many rows to join into one inner loop: some thousand entries, and few rows left over."""
+    most = min(rows, -(-2048 // columns))
+    return min(range(most, most // 2, -1), key=lambda size: rows % size)
+
+
+def _joined(a: NDArray[Any], d: NDArray[Any], out: NDArray[Any]) -> None:
+    """Inner loops along several rows at once, for which the operands are repeated."""
+    *lead, rows, columns = out.shape
+    together = _together(rows, columns)
+    body = rows - rows % together
+    if body < rows:
+        _buffered(*(x if x.shape[-2] == 1 else x[..., body:, :] for x in (a, d)), out[..., body:, :])
+    out = out[..., :body, :].reshape(*lead, body // together, together * columns)
+    # Some of the first axis at a time, so that what is repeated stays in the cache.
+    slices = list(sample_tiles(lead[0], body * columns)) if lead else [slice(None)]
+    for s in slices:
+        some = (x if not lead or len(x) == 1 else x[s] for x in (a, d))
+        _direct(*(_repeat(x, body, together, columns) for x in some), out[s])
+
+
+def _repeat(x: NDArray[Any], body: int, together: int, columns: int) -> NDArray[Any]:
+    """Operand (..., rows or 1, columns or 1) as (..., body / together or 1, together · columns or 1)."""
+    *lead, rows, last = x.shape
+    if (rows, last) == (1, 1):
+        return x
+    pieces = 1 if rows == 1 else body // together
+    if rows > 1:
+        x = x[..., :body, :].reshape(*lead, pieces, together, last)
+    else:
+        x = x[..., None, :]
+    return np.broadcast_to(x, (*lead, pieces, together, columns)).reshape(*lead, pieces, together * columns)
+
+
+def _staged(a: NDArray[Any], d: NDArray[Any], out: NDArray[Any]) -> None:
+    """The same where the rows of the buffer do not touch: into a scratch array, then copied."""
+    axis = next(i for i in range(out.ndim) if prod(out.shape[i + 1 :]) <= 1 << 17 or i == out.ndim - 3 or out.ndim == 2)
+    singles = [[slice(i, i + 1) for i in range(size)] for size in out.shape[:axis]]
+    scratch = np.empty(0, out.dtype)
+    for place in product(*singles, list(sample_tiles(out.shape[axis], prod(out.shape[axis + 1 :]), 1 << 17))):
+        target = out[place]
+        if scratch.shape != target.shape:
+            scratch = np.empty(target.shape, out.dtype)
+        _joined(*(x[tuple(s if n > 1 else slice(None) for s, n in zip(place, x.shape))] for x in (a, d)), scratch)
+        np.copyto(target, scratch)
 
 
 @contextmanager
