@@ -10,7 +10,7 @@ LAYOUTS = ("(n l) m", "(l n) m", "(n m) l", "(l m) n", "m (n l)", "(m l) n")
 ONEDNN_OFF = ("TF_ENABLE_ONEDNN_OPTS", "0")
 GROWTH = (1000, 4000, 16000)
 
-FACTORED = Contender("netjac, factored", "netjac", "netjac_contenders", "factored")
+FACTORED = Contender("netjac, factored", "netjac", "netjac_contenders", "factored", dense=False)
 DENSE = Contender("netjac, dense", "netjac", "netjac_contenders", "dense")
 FILL = Contender("filling a buffer of that size", "yardstick", "plain", "fill")
 
@@ -29,19 +29,19 @@ PEERS = (
 )
 
 PRODUCTS = (
-    Contender("netjac, J v", "netjac", "netjac_contenders", "jvp"),
-    Contender("netjac, Jᵀ u", "netjac", "netjac_contenders", "vjp"),
+    Contender("netjac, J v", "netjac", "netjac_contenders", "jvp", dense=False),
+    Contender("netjac, Jᵀ u", "netjac", "netjac_contenders", "vjp", dense=False),
     FACTORED,
-    Contender("TensorFlow jvp, forward", "peer", "tensorflow_peers", "jvp-forward"),
-    Contender("TensorFlow jvp, two reverse passes", "peer", "tensorflow_peers", "jvp-twice"),
-    Contender("TensorFlow jvp, forward, XLA", "peer", "tensorflow_peers", "jvp-forward-xla"),
-    Contender("TensorFlow jvp, two reverse passes, XLA", "peer", "tensorflow_peers", "jvp-twice-xla"),
-    Contender("TensorFlow vjp", "peer", "tensorflow_peers", "vjp"),
-    Contender("TensorFlow vjp, XLA", "peer", "tensorflow_peers", "vjp-xla"),
-    Contender("torch.func jvp", "other framework", "torch_peers", "jvp"),
-    Contender("torch.func vjp", "other framework", "torch_peers", "vjp"),
-    Contender("JAX jvp", "other framework", "jax_peers", "jvp"),
-    Contender("JAX vjp", "other framework", "jax_peers", "vjp"),
+    Contender("TensorFlow jvp, forward", "peer", "tensorflow_peers", "jvp-forward", dense=False),
+    Contender("TensorFlow jvp, two reverse passes", "peer", "tensorflow_peers", "jvp-twice", dense=False),
+    Contender("TensorFlow jvp, forward, XLA", "peer", "tensorflow_peers", "jvp-forward-xla", dense=False),
+    Contender("TensorFlow jvp, two reverse passes, XLA", "peer", "tensorflow_peers", "jvp-twice-xla", dense=False),
+    Contender("TensorFlow vjp", "peer", "tensorflow_peers", "vjp", dense=False),
+    Contender("TensorFlow vjp, XLA", "peer", "tensorflow_peers", "vjp-xla", dense=False),
+    Contender("torch.func jvp", "other framework", "torch_peers", "jvp", dense=False),
+    Contender("torch.func vjp", "other framework", "torch_peers", "vjp", dense=False),
+    Contender("JAX jvp", "other framework", "jax_peers", "jvp", dense=False),
+    Contender("JAX vjp", "other framework", "jax_peers", "vjp", dense=False),
 )
 
 

@@ -10,6 +10,7 @@ import subprocess
 from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks import memory
@@ -112,7 +113,8 @@ def _outcome(outcome: Outcome) -> dict[str, Any]:
         "median_seconds": timing.median if outcome.timed else None,
         "best_seconds": timing.best if outcome.timed else None,
         "runs": timing.runs,
-        "round_medians_seconds": [sorted(calls)[len(calls) // 2] for calls in timing.rounds if calls],
+        "alternated": not outcome.alone,
+        "round_medians_seconds": [median(calls) for calls in timing.rounds.values()],
         "first_call_seconds": outcome.first,
         "peak_bytes": outcome.peak,
         "first_call_peak_bytes": outcome.first_peak,
@@ -142,8 +144,8 @@ def as_markdown(results: Results, data: dict[str, Any]) -> str:
         "Time: the median over rounds; a ratio is the median over rounds of the ratio within a round. First call: with "
         "tracing and compiling. Value: bytes of what a call returns. Peak: growth of resident memory during the first "
         "call, and during one later call; memory that a framework keeps for itself between calls does not show in the "
-        "latter. Error: largest difference from a float64 loop of `tape.jacobian` over single samples, over the largest "
-        "entry.",
+        "latter. Error: largest difference from a float64 loop of `tape.jacobian` over single samples, over the "
+        "largest entry.",
     ]
     parts += [f"## {titles[name]}\n\n{case_table(outcomes)}" for name, outcomes in results.items()]
     return "\n\n".join(parts) + "\n"
@@ -174,19 +176,9 @@ def case_table(outcomes: list[Outcome]) -> str:
             )
         )
     name = f"× {peer.contender.label}" if peer else "×"
-    header = (
-        "",
-        "median ms",
-        "best ms",
-        name,
-        "runs",
-        "first call ms",
-        "value MB",
-        "first peak MB",
-        "peak MB",
-        "error",
-    )
-    return _table(header, rows)
+    header = ("", "median ms", "best ms", name, "runs", "first ms", "value MB", "first peak MB", "peak MB", "error")
+    note = "One contender after the other: side by side they would need too much memory.\n\n"
+    return (note if any(outcome.alone for outcome in outcomes) else "") + _table(header, rows)
 
 
 def _short(text: str) -> str:

@@ -39,6 +39,8 @@ class Contender:
         Where they differ from the case's.
     environment
         Variables set for its process.
+    dense
+        Whether it makes the whole matrix.
     """
 
     label: str
@@ -49,6 +51,7 @@ class Contender:
     n: int | None = None
     layout: str = "(n l) m"
     environment: tuple[tuple[str, str], ...] = ()
+    dense: bool = True
 
 
 @dataclass(frozen=True)
@@ -205,7 +208,8 @@ class Runner:
         needed = 0
         for contender in case.contenders:
             network = NETWORKS[contender.network or case.network]
-            needed += 2 * 4 * (contender.n or case.n) * network.outputs * _parameters(network)
+            if contender.dense:
+                needed += 2 * 4 * (contender.n or case.n) * network.outputs * _parameters(network)
         return free is None or needed < 0.6 * free
 
     def _task(self, case: Case, contender: Contender) -> Task:
