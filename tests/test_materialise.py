@@ -32,6 +32,10 @@ class Columns:
         else:
             out[..., self.own] = self.values[samples]
 
+    def pieces(self, columns):
+        starts = range(0, len(self.own), columns)
+        return [Columns(self.own[i : i + columns], self.values[..., i : i + columns]) for i in starts]
+
 
 def plain_sum(blocks, shape):
     """Oracle: one entry after the other."""

@@ -154,25 +154,43 @@ def fill(
     n, l, m = out.shape
     if not out.size:
         return
-    whole = slice(0, n)
     if out.nbytes <= inline_bytes and tile_bytes is None:
-        _fill_tile(blocks, cover, out, whole)
+        _fill_tile(blocks, cover, out, slice(0, n))
         return
     threads = available_cores() if threads is None else threads
-    tiles = plan.tiles(n, l * m * out.itemsize, _budget(out) if tile_bytes is None else tile_bytes, at_least=threads)
-    if len(tiles) >= threads:
+    budget = TILE_BYTES if tile_bytes is None else tile_bytes
+    tiles = plan.tiles(n, l * m * out.itemsize, budget, at_least=threads)
+    if _slowest_axis(out) == 0 and len(tiles) >= threads:
         for_each(lambda samples: _fill_tile(blocks, cover, out, samples), tiles, threads)
-    else:  # few samples: the cores share the blocks as well
-        parts = [(group, samples) for group in (*((i,) for i in cover.alone), *cover.shared) for samples in tiles]
-        for selector in cover.zeros:
+    else:  # one sample is not one region of memory, or there are few: the columns are shared out instead
+        columns = -(-m // threads)  # as many as can be: a block pays for each piece
+        if tile_bytes is not None:
+            columns = max(1, min(columns, tile_bytes // (n * l * out.itemsize)))
+        _fill_by_columns(blocks, cover, out, columns, threads)
+
+
+def _slowest_axis(out: NDArray[Any]) -> int:
+    return max(range(out.ndim), key=lambda axis: abs(out.strides[axis]) * (out.shape[axis] > 1))
+
+
+def _fill_by_columns(blocks: Sequence[Block], cover: Cover, out: NDArray[Any], columns: int, threads: int) -> None:
+    """Fill all samples, some columns at a time; blocks that share columns follow each other in one thread."""
+    every = slice(0, out.shape[0])
+    for selector in cover.zeros:
+        if isinstance(selector, slice):
+            parts = plan.row_tiles(selector.stop - selector.start, threads)
+            runs = [slice(selector.start + part.start, selector.start + part.stop) for part in parts]
+            for_each(lambda run: out[..., run].fill(0), runs, threads)
+        else:
             out[..., selector] = 0
-        for_each(lambda part: _add_blocks(blocks, cover, out, *part), parts, threads)
+    tasks = [[(piece, False)] for i in cover.alone for piece in blocks[i].pieces(columns)]
+    tasks += [[(blocks[i], cover.adds[i]) for i in group] for group in cover.shared]
 
+    def work(task: list[tuple[Block, bool]]) -> None:
+        for block, add in task:
+            block.fill(out, every, add=add)
 
-def _budget(out: NDArray[Any]) -> int:
-    """Bytes of a tile of ``out`` (n, l, m): where a sample is not one piece of memory, the fewer tiles the better."""
-    steps = [abs(stride) for stride, size in zip(out.strides, out.shape, strict=True) if size > 1]
-    return TILE_BYTES if out.shape[0] > 1 and steps[0] == max(steps) else out.nbytes
+    for_each(work, tasks, threads)
 
 
 def _fill_tile(blocks: Sequence[Block], cover: Cover, out: NDArray[Any], samples: slice) -> None:
@@ -181,13 +199,6 @@ def _fill_tile(blocks: Sequence[Block], cover: Cover, out: NDArray[Any], samples
         tile[..., selector] = 0
     for block, add in zip(blocks, cover.adds, strict=True):
         block.fill(tile, samples, add=add)
-
-
-def _add_blocks(
-    blocks: Sequence[Block], cover: Cover, out: NDArray[Any], which: tuple[int, ...], samples: slice
-) -> None:
-    for i in which:
-        blocks[i].fill(out[samples], samples, add=cover.adds[i])
 
 
 def available_cores() -> int:
