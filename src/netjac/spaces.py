@@ -170,7 +170,7 @@ class ParameterSpace:
         vector = self.vector(theta)
         if not np.all(np.isfinite(vector)):
             raise DataError("theta holds values that are not finite; the variables were left as they were.")
-        before = [np.array(variable) for variable in variables]
+        before = [np.asarray(variable).copy() for variable in variables]
         try:
             for variable, value in zip(variables, self.unravel(vector), strict=True):
                 variable.assign(value)
