@@ -176,7 +176,8 @@ class CompiledSites:
                 contract(g, f, _joined([_normal(c, d[c.root]) for c in g.cotangents])) for g, f in collapsed
             ]
 
-        stacked = sweeps(outputs, [tensor[plain_name(root)] for root in roots], sweep) if roots else []
+        sizes = [segment.size for segment in self._trace.output_space.segments]
+        stacked = sweeps(outputs, sizes, [tensor[plain_name(root)] for root in roots], sweep) if roots else []
         dense = iter(stacked[len(kept) :])
         slots = []
         for g, factor in zip(self._groups, factors, strict=True):
@@ -256,13 +257,16 @@ def _normal(source: Cotangent, d: Any) -> Any:
     return tf.reshape(d, [-1, *source.shape])
 
 
-def sweeps(outputs: Sequence[Any], roots: Sequence[Any], sweep: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
-    """Run ``sweep`` on the roots' cotangents for each of the l outputs; results stacked as (n, l, …)."""
-    total = sum(int(np.prod(y.shape[1:])) for y in outputs)
-    unrolled = total <= UNROLLED_OUTPUTS
+def sweeps(
+    outputs: Sequence[Any], sizes: Sequence[int], roots: Sequence[Any], sweep: Callable[[Sequence[Any]], list[Any]]
+) -> list[Any]:
+    """Run ``sweep`` on the roots' cotangents for each of the l outputs; results stacked as (n, l, …).
+
+    ``sizes`` are the numbers each of the ``outputs`` holds a sample.
+    """
+    unrolled = sum(sizes) <= UNROLLED_OUTPUTS
     rows: list[list[Any]] = []
-    for y in outputs:
-        size = int(np.prod(y.shape[1:]))
+    for y, size in zip(outputs, sizes, strict=True):
         flat = tf.reshape(y, [-1, size])
         samples = tf.shape(flat)[0]
 

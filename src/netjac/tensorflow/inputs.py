@@ -52,7 +52,7 @@ class InputExtractor:
 
     def _run(self, *x: Any) -> list[Any]:
         outputs = self._trace.program.insert([], x, self._trace.program.outputs)
-        return sweeps(outputs, x, list)
+        return sweeps(outputs, [segment.size for segment in self._trace.output_space.segments], x, list)
 
     def _check(self, leaves: Sequence[Any]) -> None:
         """No sample's outputs may depend on another sample: three gradients, each of one sample's outputs alone."""

@@ -294,7 +294,8 @@ def _convolution(operation: Any, operand: int, survey: Survey) -> Product:
         inputs, weight = ("g", "i"), (*((t,) for t in taps), ("i",), ("g", "c"))
 
     def build(inputs: Sequence[Any], output: Any) -> Any:
-        return convolution_patches(inputs[0], window, strides, dilations, padding)
+        known = tf.ensure_shape(inputs[0], (None, *survey.shape(image)[1:]))
+        return convolution_patches(known, window, strides, dilations, padding)
 
     z: Axes = (("b",), *((x,) for x in pixels), ("g", "c"))
     return Product(z, weight, (("b",), *((x,) for x in pixels), taps, inputs), sizes, build)
@@ -321,7 +322,8 @@ def _transposed_convolution(operation: Any, operand: int, survey: Survey) -> Pro
     sizes |= {"i": channels_in, "c": channels}
 
     def build(inputs: Sequence[Any], output: Any) -> Any:
-        return transposed_patches(inputs[2], shape[1:-1], window, strides, dilations, padding)
+        known = tf.ensure_shape(inputs[2], (None, *survey.shape(image)[1:]))
+        return transposed_patches(known, shape[1:-1], window, strides, dilations, padding)
 
     z: Axes = (("b",), *((x,) for x in pixels), ("c",))
     weight: Axes = (*((t,) for t in taps), ("c",), ("i",))
