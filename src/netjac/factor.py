@@ -43,8 +43,8 @@ class _Member:
 
     @cached_property
     def used(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Columns that occur, sorted, and for each entry of E which of them it is."""
-        where, index = np.unique(self.columns, return_inverse=True)
+        """Columns that occur, sorted, and for each entry of E that has one which of them it is."""
+        where, index = np.unique(self.columns[self.columns >= 0], return_inverse=True)
         return where, index.reshape(-1)
 
 
@@ -126,13 +126,13 @@ def _member(i: int, site: UseSite, parameters: ParameterSpace) -> _Member:
     entries = np.asarray(site.entries, np.intp)
     if entries.ndim != 3:
         raise ShapeError(f"the entries of {site.operation!r} must have shape (g, k, c), and have {entries.shape}.")
-    if entries.size and not (entries.min() >= 0 and entries.max() < segment.size):
+    if entries.size and not (entries.min() >= -1 and entries.max() < segment.size):
         raise ShapeError(
             f"{site.operation!r} uses entries {entries.min()} to {entries.max()} of {segment.name!r}, "
             f"which has {segment.size}."
         )
-    columns = entries + segment.start
-    return _Member(i, site.form, columns, strided_placement(columns))
+    columns = np.where(entries < 0, -1, entries + segment.start)
+    return _Member(i, site.form, columns, None if (entries < 0).any() else strided_placement(columns))
 
 
 def _group(members: list[_Member], placement: Placement | None) -> _Group:
@@ -215,8 +215,9 @@ def _build_one(member: _Member, values: SiteValues) -> Block:
     if scale is None and member.placement is not None:
         return block
     where, index = member.used
-    data = np.ones(len(index), _dtype(block)) if scale is None else scale.reshape(-1)
-    T = csr_array((data, index, np.arange(len(index) + 1)), shape=(len(index), len(where)))
+    present = member.columns.reshape(-1) >= 0
+    data = np.ones(len(index), _dtype(block)) if scale is None else scale.reshape(-1)[present]
+    T = csr_array((data, index, np.append(0, np.cumsum(present))), shape=(len(present), len(where)))
     return MappedBlock(block, T, where)
 
 

@@ -49,7 +49,8 @@ class UseSite:
         What `SiteValues` hold.
     entries : (g, k, c) integers
         ``entries[g, k, c]`` is the position, in the flattened variable, of the entry that E[g, k, c] is made of.
-        Positions may repeat (a weight that was tiled) or be missing (a weight that was sliced).
+        Positions may repeat (a weight that was tiled) or be missing (a weight that was sliced); -1 where the entry of E
+        comes from elsewhere (a kernel put together from several variables).
     cotangent
         Sites with the same number have the same D, so that a kernel and its bias become one block; -1 where there
         is no D.

@@ -99,4 +99,4 @@ def _bar(stream: TextIO, total: int | None) -> Any:
         from tqdm import tqdm
     except ImportError:
         return None
-    return tqdm(total=total, file=stream, desc="fit", unit="evaluation", leave=True)
+    return tqdm(total=total, file=stream, desc="fit", unit=" evaluations", leave=True)

@@ -43,6 +43,10 @@ MOVES = frozenset(
         "Gather",
         "GatherV2",
         "GatherNd",
+        "ConcatV2",
+        "Pack",
+        "Pad",
+        "PadV2",
         "Identity",
         "Snapshot",
     ]
@@ -257,25 +261,44 @@ def _meets_data(survey: Survey, operation: Any, operands: Sequence[int]) -> bool
 def _follow(survey: Survey, operation: Any, origins: dict[str, _Origin]) -> list[_Origin]:
     """Through an operation that touches weights alone."""
     found = [origins.get(tensor.name) for tensor in operation.inputs]
-    scaled = any(origin is not None and origin.scaled for origin in found)
+    known = [origin for origin in found if origin is not None]
+    scaled = any(origin.scaled for origin in known)
     if "_gradient_op_type" in operation.node_def.attr:
         raise Unsupported("it has a gradient of its own (tf.custom_gradient)")
-    if operation.type in MOVES and found[-1 if operation.type == "Split" else 0] is not None:
+    if operation.type in MOVES and all(o is None or t.dtype.is_floating for o, t in _pairs(found, operation)):
         with tf.Graph().as_default() as graph:
+            # Position + 1, so that what comes from elsewhere (other weights, padding) is 0.
             inputs = [
-                tf.constant(origin.entries) if origin is not None else _constant(survey, tensor)
-                for tensor, origin in zip(operation.inputs, found, strict=True)
+                tf.constant(origin.entries + 1)
+                if origin is not None
+                else tf.zeros(survey.shape(tensor), tf.int64)
+                if tensor.dtype.is_floating
+                else _constant(survey, tensor)
+                for origin, tensor in _pairs(found, operation)
             ]
             made = issue(operation, inputs)
             with tf.compat.v1.Session(graph=graph) as session:
-                return [_Origin(np.asarray(entries, np.int64), scaled) for entries in session.run(made)]
+                return [_Origin(np.asarray(entries, np.int64) - 1, scaled) for entries in session.run(made)]
     if operation.type in ENTRYWISE:
         shape = survey.shape(operation.outputs[0])
-        stretched = [np.broadcast_to(origin.entries, shape) for origin in found if origin is not None]
-        if any(not np.array_equal(stretched[0], other) for other in stretched[1:]):
-            raise Unsupported("a weight computed from several entries of the same variable")
-        return [_Origin(stretched[0], scaled or operation.type not in EXACT)]
+        entries = np.broadcast_to(known[0].entries, shape)
+        for origin in known[1:]:
+            other = np.broadcast_to(origin.entries, shape)
+            if np.any((entries != other) & (entries >= 0) & (other >= 0)):
+                raise Unsupported("a weight computed from several entries of the same variable")
+            entries = np.maximum(entries, other)
+        exact = operation.type in EXACT or (len(known) == 1 and _adds(operation, found))
+        return [_Origin(entries, scaled or not exact)]
     raise Unsupported("a weight computed by an operation that is not entry by entry")
+
+
+def _pairs(found: Sequence[_Origin | None], operation: Any) -> list[tuple[_Origin | None, Any]]:
+    return list(zip(found, operation.inputs, strict=True))
+
+
+def _adds(operation: Any, found: Sequence[_Origin | None]) -> bool:
+    """Whether the operation adds something to the weight, so that its slope is 1."""
+    return operation.type in ("Add", "AddV2", "BiasAdd") or (operation.type == "Sub" and found[0] is not None)
 
 
 def _constant(survey: Survey, tensor: Any) -> Any:
