@@ -97,6 +97,8 @@ def _network(x: Array, y: Array) -> Any:
 
 def _least_squares(problem: nj.LeastSquares, weight: float, stream: TextIO | bool = False) -> tuple[Any, History]:
     """Minimise ½ ‖f(x; θ) − y‖² + ½ ‖weight · θ‖²: the data's rows are netjac's, the rows of the decay are ours."""
+    from threadpoolctl import threadpool_limits
+
     m = problem.parameters.size
     monitor = Monitor(stream)
 
@@ -111,7 +113,10 @@ def _least_squares(problem: nj.LeastSquares, weight: float, stream: TextIO | boo
         return J
 
     try:
-        result = scipy.optimize.least_squares(fun, problem.x0, jac, ftol=1e-4)
+        # SciPy's singular value decompositions are small here: a second thread gains nothing, and waits long for a
+        # processor where others are at work.
+        with threadpool_limits(1, user_api="blas"):
+            result = scipy.optimize.least_squares(fun, problem.x0, jac, ftol=1e-4)
     finally:
         monitor.close()
     return result, monitor.history
