@@ -29,7 +29,8 @@ class Placement:
     Attributes
     ----------
     shape, strides : tuple of int
-        Of the fine axes, g's first, then k's, then c's; strides counted in columns. Distinct entries have distinct columns.
+        Of the fine axes, g's first, then k's, then c's; strides counted in columns. Distinct entries have distinct
+        columns.
     offset : int
         Column of entry (0, 0, 0).
     sizes : (g, k, c)
@@ -131,12 +132,9 @@ class Placement:
         pieces = []
         for i in range(count):
             start, stop = (j * self.shape[slowest] // count for j in (i, i + 1))
-            placement = Placement(
-                (*self.shape[:slowest], stop - start, *self.shape[slowest + 1 :]),
-                self.strides,
-                self.offset + start * self.strides[slowest],
-                tuple((stop - start) * inner if j == axis else size for j, size in enumerate(self.sizes)),
-            )
+            shape = (*self.shape[:slowest], stop - start, *self.shape[slowest + 1 :])
+            g, k, c = ((stop - start) * inner if j == axis else size for j, size in enumerate(self.sizes))
+            placement = Placement(shape, self.strides, self.offset + start * self.strides[slowest], (g, k, c))
             pieces.append((axis, slice(start * inner, stop * inner), placement))
         return pieces
 
@@ -226,7 +224,7 @@ class Block(ABC):
 
     @abstractmethod
     def add_gram(self, other: Self, rows: slice, columns: slice, out: NDArray[Any]) -> None:
-        """out (rows, l, columns, l of other) += J[rows] otherᵀ[columns]; ``other`` is the same block of another Jacobian.
+        """out (rows, l, columns, l of other) += J[rows] otherᵀ[columns], ``other`` the same block of another Jacobian.
 
         Same block means same class, placement and p; n and l may differ.
         """

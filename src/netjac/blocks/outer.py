@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from netjac.blocks.base import Block, Placement
-from netjac.blocks.tiles import TILE, contract, multiply_into, sample_tiles
+from netjac.blocks.tiles import TILE, contract, multiply_into, product, sample_tiles
 from netjac.errors import ShapeError
 
 
@@ -62,11 +62,8 @@ class OuterBlock(Block):
         q = v.shape[1]
         if self._single and q == 1:
             place = self.placement
-            if place.contiguous:
-                V = v[place.offset : place.offset + self.k * self.c].reshape(self.k, self.c)
-            else:
-                V = place.rows(v).reshape(self.k, self.c)
-            out += self._D @ (self._A @ V)[:, :, None]
+            rows = v[place.offset : place.offset + self.k * self.c] if place.contiguous else place.rows(v)
+            out += self._D @ product(self._A, rows.reshape(self.k, self.c))[:, :, None]
             return
         V = self.placement.rows(v).reshape(self.g, self.k, self.c * q)
         width = self.p * self.g * self.c
@@ -78,7 +75,7 @@ class OuterBlock(Block):
         """sum_k A (r, p, g, k) · V (g, k, cq) as (r, p, g, cq)."""
         r, p, g, k = A.shape
         if g == 1:
-            return (A.reshape(r * p, k) @ V[0]).reshape(r, p, g, V.shape[2])
+            return product(A.reshape(r * p, k), V[0]).reshape(r, p, g, V.shape[2])
         Z = A.transpose(2, 0, 1, 3).reshape(g, r * p, k) @ V
         return Z.reshape(g, r, p, V.shape[2]).transpose(1, 2, 0, 3)
 
@@ -86,7 +83,7 @@ class OuterBlock(Block):
         q = u.shape[2]
         if self._single and q == 1:
             place = self.placement
-            V = self._A.T @ (self._D.swapaxes(1, 2) @ u).reshape(self.n, self.c)
+            V = product(self._A.T, (self._D.swapaxes(1, 2) @ u).reshape(self.n, self.c))
             if place.contiguous:
                 out[place.offset : place.offset + self.k * self.c] += V.reshape(self.k * self.c, 1)
             else:
@@ -102,7 +99,7 @@ class OuterBlock(Block):
         """sum_{n, p} A (r, p, g, k) · W (r, p, g, cq) as (g, k, cq)."""
         r, p, g, k = A.shape
         if g == 1:
-            return A.reshape(r * p, k).T @ W.reshape(r * p, W.shape[3])
+            return product(A.reshape(r * p, k).T, W.reshape(r * p, W.shape[3]))
         return A.transpose(2, 3, 0, 1).reshape(g, k, r * p) @ W.transpose(2, 0, 1, 3).reshape(g, r * p, W.shape[3])
 
     def fill(self, out: NDArray[Any], samples: slice, *, add: bool) -> None:  # noqa: D102

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from itertools import product
 from math import prod
 from typing import Any
 
@@ -21,11 +20,16 @@ TILE = 1 << 19
 """Numbers in a temporary array: a few megabytes."""
 
 
-def sample_tiles(n: int, numbers: int, budget: int = TILE) -> Iterator[slice]:
+def sample_tiles(n: int, numbers: int, budget: int | None = None) -> Iterator[slice]:
     """Cut ``n`` samples into slices whose temporaries, ``numbers`` a sample, stay within ``budget`` numbers."""
-    step = max(1, budget // max(1, numbers))
+    step = max(1, (TILE if budget is None else budget) // max(1, numbers))
     for start in range(0, n, step):
         yield slice(start, min(start + step, n))
+
+
+def product(x: NDArray[Any], y: NDArray[Any]) -> NDArray[Any]:
+    """x (…, i, j) @ y (…, j, k); where j = 1 as a broadcast product, since NumPy has no fast path for that."""
+    return x * y if x.shape[-1] == 1 else x @ y
 
 
 def contract(A: NDArray[Any], D: NDArray[Any]) -> NDArray[Any]:
@@ -113,7 +117,6 @@ _ACROSS_ENTRY, _ACROSS_LOOP = 0.38, 6.0  # with gaps between the entries of an i
 _BLAS_ENTRY, _BLAS_CALL, _BLAS_BYTES = 0.1, 70.0, 64  # entries in vectors of so many bytes
 _BLAS_ALONE = 1 << 17  # entries of an outer product up to which OpenBLAS stays in the thread that calls it
 _COPIED_ENTRY, _COPIED_LOOP = 0.03, 3.0  # plain copies
-_STAGE_ENTRY = 0.06  # passing through a scratch array, some at a time
 
 
 def _way(a: Shape, d: Shape, shape: Shape, strides: Shape, itemsize: int) -> Way:
@@ -131,15 +134,13 @@ def _way(a: Shape, d: Shape, shape: Shape, strides: Shape, itemsize: int) -> Way
     if {a[-2:], d[-2:]} == {(rows, 1), (1, columns)} and rest == 0 and step >= columns:
         lanes = _BLAS_BYTES // itemsize
         costs[_outer] = (_BLAS_CALL / rows + _BLAS_ENTRY * wide * (-(-columns // lanes) * lanes)) / columns
-    together = _together(rows, columns)
-    repeated = 0.0
-    for x in (a, d):
-        if x[-2:] in ((rows, 1), (1, columns)):
-            size = prod(x[:-2]) * columns * (rows if x[-2] > 1 else together)
-            repeated += size / prod(shape) * (_COPIED_ENTRY * wide + _COPIED_LOOP / columns)
-    costs[_joined] = _JOINED_ENTRY * wide + _LOOP / (together * columns) + repeated
-    if step != columns or rest:
-        costs[_staged] = costs.pop(_joined) + _STAGE_ENTRY + _COPIED_ENTRY * wide + _COPIED_LOOP / columns
+    if step == columns and not rest:
+        together = _together(rows, columns)
+        costs[_joined] = _JOINED_ENTRY * wide + _LOOP / (together * columns)
+        for x in (a, d):
+            if x[-2:] in ((rows, 1), (1, columns)):  # has to be repeated along the other axis
+                size = prod(x[:-2]) * columns * (rows if x[-2] > 1 else together)
+                costs[_joined] += size / prod(shape) * (_COPIED_ENTRY * wide + _COPIED_LOOP / columns)
     return min(costs, key=lambda way: costs[way])
 
 
@@ -186,13 +187,14 @@ def _joined(a: NDArray[Any], d: NDArray[Any], out: NDArray[Any]) -> None:
     together = _together(rows, columns)
     body = rows - rows % together
     if body < rows:
-        _buffered(*(x if x.shape[-2] == 1 else x[..., body:, :] for x in (a, d)), out[..., body:, :])
+        last_a, last_d = (x if x.shape[-2] == 1 else x[..., body:, :] for x in (a, d))
+        np.multiply(last_a, last_d, out=out[..., body:, :])
     out = out[..., :body, :].reshape(*lead, body // together, together * columns)
     # Some of the first axis at a time, so that what is repeated stays in the cache.
     slices = list(sample_tiles(lead[0], body * columns)) if lead else [slice(None)]
     for s in slices:
-        some = (x if not lead or len(x) == 1 else x[s] for x in (a, d))
-        _direct(*(_repeat(x, body, together, columns) for x in some), out[s])
+        some_a, some_d = (x if not lead or len(x) == 1 else x[s] for x in (a, d))
+        _direct(_repeat(some_a, body, together, columns), _repeat(some_d, body, together, columns), out[s])
 
 
 def _repeat(x: NDArray[Any], body: int, together: int, columns: int) -> NDArray[Any]:
@@ -206,19 +208,6 @@ def _repeat(x: NDArray[Any], body: int, together: int, columns: int) -> NDArray[
     else:
         x = x[..., None, :]
     return np.broadcast_to(x, (*lead, pieces, together, columns)).reshape(*lead, pieces, together * columns)
-
-
-def _staged(a: NDArray[Any], d: NDArray[Any], out: NDArray[Any]) -> None:
-    """The same where the rows of the buffer do not touch: into a scratch array, then copied."""
-    axis = next(i for i in range(out.ndim) if prod(out.shape[i + 1 :]) <= 1 << 17 or i == out.ndim - 3 or out.ndim == 2)
-    singles = [[slice(i, i + 1) for i in range(size)] for size in out.shape[:axis]]
-    scratch = np.empty(0, out.dtype)
-    for place in product(*singles, list(sample_tiles(out.shape[axis], prod(out.shape[axis + 1 :]), 1 << 17))):
-        target = out[place]
-        if scratch.shape != target.shape:
-            scratch = np.empty(target.shape, out.dtype)
-        _joined(*(x[tuple(s if n > 1 else slice(None) for s, n in zip(place, x.shape))] for x in (a, d)), scratch)
-        np.copyto(target, scratch)
 
 
 @contextmanager
