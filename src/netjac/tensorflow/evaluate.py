@@ -188,7 +188,7 @@ class CompiledSites:
             position = keep(stacked[kept.index(g.cotangents)])
             place = None if factor is None else keep(factor)
             slots.append(
-                Slots(D=position, indices=place)
+                Slots(D=position, indices=place, scale=scale)
                 if g.form is SiteForm.EMBEDDING
                 else Slots(D=position, A=place, scale=scale)
             )
@@ -282,8 +282,17 @@ def sweeps(
         if unrolled:
             rows += [one(j) for j in range(size)]
         else:
-            rows.append(tf.vectorized_map(one, tf.range(size)))
+            rows.append(_over_outputs(one, size))
     if unrolled:
         return [tf.stack(list(parts), axis=1) for parts in zip(*rows, strict=True)]
     merged = [tf.concat(list(parts), axis=0) for parts in zip(*rows, strict=True)]
     return [tf.transpose(m, [1, 0, *range(2, len(m.shape))]) for m in merged]
+
+
+def _over_outputs(one: Callable[[Any], list[Any]], size: int) -> list[Any]:
+    """``one`` of every output, stacked: vectorised where TensorFlow can."""
+    try:
+        vectorised: list[Any] = tf.vectorized_map(one, tf.range(size))
+        return vectorised
+    except (ValueError, TypeError, NotImplementedError):  # its vectoriser stumbles over some operations
+        return [tf.stack(list(parts)) for parts in zip(*(one(j) for j in range(size)), strict=True)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import tensorflow as tf
@@ -35,8 +36,10 @@ def per_sample(trace: Trace, theta: Sequence[Any], x: Sequence[Any], variables: 
         return [tf.stack(list(parts)) for parts in zip(*(row(j) for j in range(rows)), strict=True)]
 
     samples = list(x)
-    if trace.program.has_control_flow:  # TensorFlow's vectoriser stumbles over the derivatives of loops
+    found = None
+    if not trace.program.has_control_flow:  # TensorFlow's vectoriser stumbles over the derivatives of loops
+        with suppress(ValueError, TypeError, NotImplementedError):  # and of some other operations
+            found = tf.vectorized_map(one, samples)
+    if found is None:
         found = tf.map_fn(one, samples, fn_output_signature=[w.dtype for w in wanted])
-    else:
-        found = tf.vectorized_map(one, samples)
     return [tf.reshape(d, [-1, rows, size]) for d, size in zip(found, sizes, strict=True)]

@@ -29,6 +29,7 @@ INPUT_TYPES = {
     "StatefulPartitionedCall": ("Tin", 0),
 }
 
+READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd"})
 LOOPS = frozenset({"While", "StatelessWhile"})
 
 
@@ -38,6 +39,12 @@ def read_by_value(node: Node, dtype: int) -> Node | None:
         node.op = "Identity"
         node.attr.clear()
         node.attr["T"].type = dtype
+        return None
+    if node.op == "ResourceGatherNd":
+        indices = node.attr["Tindices"].type
+        node.op = "GatherNd"
+        node.attr.clear()
+        node.attr["Tparams"].type, node.attr["Tindices"].type = dtype, indices
         return None
     if node.op != "ResourceGather":
         raise ModelError(
@@ -107,7 +114,7 @@ def _by_value(name: str, position: int, variable: Any, functions: dict[str, Any]
                     types, offset = INPUT_TYPES[node.op]
                     if node.attr[types].list.type[place - offset] == tf.resource.as_datatype_enum:
                         pass_by_value(node, place, variable, functions)
-                elif node.op in ("ReadVariableOp", "ResourceGather"):
+                elif node.op in READS:
                     if node.op == "ReadVariableOp":
                         renamed[f"{node.name}:value:0"] = f"{node.name}:output:0"
                     axis = read_by_value(node, dtype)

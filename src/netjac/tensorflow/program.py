@@ -18,7 +18,8 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.framework.function_def_to_graph import function_def_to_graph_def
 
-from netjac.tensorflow.functions import INPUT_TYPES, pass_by_value, read_by_value, with_own_functions
+from netjac.errors import ModelError
+from netjac.tensorflow.functions import INPUT_TYPES, READS, pass_by_value, read_by_value, with_own_functions
 from netjac.tensorflow.grouped import split_grouped
 
 CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
@@ -107,6 +108,11 @@ def flatten(graph: Any, inputs: Sequence[Any], outputs: Sequence[Any], variables
     _replace_reads(nodes, by_placeholder, parameters, variables, functions)
     output_names = tuple(_resolve(_tensor_name(tensor), aliases) for tensor in outputs)
     kept = _ancestors(nodes, output_names)
+    for node in kept.values():
+        if any(_producer(source) in by_placeholder for source in node.input):
+            raise ModelError(
+                f"the operation {node.name!r} ({node.op}) uses a trainable variable by reference; read its value first."
+            )
     flat = tf.compat.v1.GraphDef(versions=definition.versions)
     if any(node.op in INPUT_TYPES for node in kept.values()):
         flat.library.CopyFrom(definition.library)
@@ -182,7 +188,7 @@ def _replace_reads(
             dtype = tf.as_dtype(variables[position].dtype).as_datatype_enum
             if node.op in INPUT_TYPES:
                 pass_by_value(node, place, variables[position], functions)
-            elif node.op in ("ReadVariableOp", "ResourceGather"):
+            elif node.op in READS:
                 axis = read_by_value(node, dtype)
                 if axis is not None:
                     nodes[axis.name] = axis

@@ -322,7 +322,7 @@ def _transposed_convolution(operation: Any, operand: int, survey: Survey) -> Pro
     sizes |= {"i": channels_in, "c": channels}
 
     def build(inputs: Sequence[Any], output: Any) -> Any:
-        known = tf.ensure_shape(inputs[2], (None, *survey.shape(image)[1:]))
+        known = tf.ensure_shape(inputs[2], (None, *survey.shape(operation.inputs[2])[1:]))
         return transposed_patches(known, shape[1:-1], window, strides, dilations, padding)
 
     z: Axes = (("b",), *((x,) for x in pixels), ("c",))
