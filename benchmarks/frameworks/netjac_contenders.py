@@ -42,14 +42,22 @@ def factored(task: Task) -> Prepared:
     return Prepared(lambda: _jacobian(model, x), check, lambda jacobian: int(jacobian.nbytes))
 
 
-def dense(task: Task, held: bool = False) -> Prepared:
-    """``nj.jacobian(model, x).to_array(layout)``; with ``held``, of a Jacobian that is there already."""
+def dense(task: Task, held: bool = False, again: bool = False) -> Prepared:
+    """``nj.jacobian(model, x).to_array(layout)``.
+
+    ``held``: of a Jacobian that is there already; ``again``: into the buffer of the call before, with ``out=``.
+    """
     model, x = build(task.network), networks.inputs(task.network, task.n)
     kept = [_jacobian(model, x)] if held else []
+    buffer: NDArray[Any] | None = None
 
     def run() -> Any:
+        nonlocal buffer
         jacobian = kept[0] if held else _jacobian(model, x)
-        return jacobian, jacobian.to_array(task.layout, threads=task.threads)
+        array = jacobian.to_array(task.layout, out=buffer, threads=task.threads)
+        if again:
+            buffer = array
+        return jacobian, array
 
     def check(result: Any) -> dict[str, NDArray[Any]]:
         jacobian, array = result
@@ -95,6 +103,7 @@ def fit(task: Task) -> Prepared:
 CONTENDERS: dict[str, Callable[[Task], Prepared]] = {
     "factored": factored,
     "dense": dense,
+    "dense-again": partial(dense, again=True),
     "dense-held": partial(dense, held=True),
     "jvp": partial(product, adjoint=False),
     "vjp": partial(product, adjoint=True),
