@@ -1,8 +1,4 @@
-"""One compiled function of (θ, x): outputs and the values of every site.
-
-The function inserts the program once, takes the cotangents of all sites in one backward sweep per output (unrolled for
-few outputs, vectorised for many), and brings A and D into normal form. No gradient with respect to a weight is taken.
-"""
+"""One compiled function of (θ, x): outputs and the values of every site."""
 
 from __future__ import annotations
 
@@ -15,53 +11,28 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from netjac.sites import SiteForm, SiteValues, UseSite
-from netjac.tensorflow.fallback import per_sample
-from netjac.tensorflow.groups import Cotangent, Group
-from netjac.tensorflow.match import SAMPLES, Match, NormalForm, plain_name
-from netjac.tensorflow.rules import Axes
+from netjac.tensorflow.groups import Group
+from netjac.tensorflow.match import plain_name
+from netjac.tensorflow.symbolic import Fallback, SiteBuilder, SiteTensors
 from netjac.tensorflow.trace import Trace, flat_outputs, vector_specs, weights
 
-UNROLLED_OUTPUTS = 16  # more outputs than this are swept by one vectorised pass: unrolling them takes long to trace
-
-
-def arrange(tensor: Any, form: NormalForm, axes: Axes, order: Sequence[str], shape: Sequence[int]) -> Any:
-    """Split a tensor's axes into their labels, sort them (``order``, samples first) and merge them into (n, *shape)."""
-    fine = [label for axis in axes for label in axis]
-    missing = [label for label in order if label not in fine]
-    present = [label for label in order if label in fine]
-    sizes = [-1 if label == SAMPLES else form.sizes[label] for label in fine]
-    permutation = [fine.index(label) for label in present]
-    if permutation != list(range(len(fine))):
-        tensor = tf.transpose(tf.reshape(tensor, sizes), permutation)
-    if missing:
-        own = [-1 if label == SAMPLES else 1 if label in missing else form.sizes[label] for label in order]
-        repeats = [form.sizes[label] if label in missing else 1 for label in order]
-        tensor = tf.tile(tf.reshape(tensor, own), repeats)
-    return tf.reshape(tensor, [-1, *shape])
-
 
 @dataclass(frozen=True, eq=False)
-class Slots:
-    """Positions, among the compiled function's results, of the arrays of one site."""
+class _Slots:
+    """Positions, among a compiled function's results, of the arrays of one site; None for what it has not."""
 
-    D: int | None = None
-    A: int | None = None
-    indices: int | None = None
-    scale: int | None = None
-    dense: int | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Fallback:
-    """A variable that is differentiated per sample, and why."""
-
-    variable: int
-    operation: str
-    reason: str
+    D: int | None
+    A: int | None
+    indices: int | None
+    scale: int | None
+    dense: int | None
 
 
 class CompiledSites:
-    """The compiled function of one model and signature.
+    """The compiled functions of one model and signature.
+
+    The one that takes unit cotangents is made at once; that for given cotangents and that for outputs alone on first
+    use.
 
     Parameters
     ----------
@@ -71,10 +42,7 @@ class CompiledSites:
 
     def __init__(self, trace: Trace, groups: Sequence[Group], fallbacks: Sequence[Fallback]) -> None:
         self._trace = trace
-        self._groups = tuple(groups)
-        self._fallbacks = tuple(fallbacks)
-        self._nodes = {node.name: node for node in trace.program.graph_def.node}
-        self._slots: list[Slots] = []
+        self.build = SiteBuilder(trace, groups, fallbacks)
         cotangents = list(dict.fromkeys(g.cotangents for g in groups if g.form is not SiteForm.DENSE))
         self.sites = tuple(
             UseSite(
@@ -94,14 +62,24 @@ class CompiledSites:
             )
             for f in fallbacks
         )
-        specs = vector_specs(trace)
-        self._compiled = tf.function(self._run, autograph=False).get_concrete_function(*specs)
-        self._vector_type = specs[0].dtype
+        self._slots: list[_Slots] = []
+        self._vector_type = vector_specs(trace)[0].dtype
+        self._compiled = self._compile(lambda theta, x: self._results(*self.build(theta, x)))
+        self._seeded: Any = None
         self._forward: Any = None
 
-    def __call__(self, theta: NDArray[Any], x: Sequence[Any]) -> tuple[Any, list[SiteValues]]:
-        """Outputs (n, l) and the sites' values at the vector ``theta`` (m,) and the tensors ``x``."""
-        results = [np.asarray(tensor) for tensor in self._compiled(self._vector(theta), *x)]
+    def __call__(
+        self, theta: NDArray[Any], x: Sequence[Any], seeds: NDArray[Any] | None = None
+    ) -> tuple[Any, list[SiteValues]]:
+        """Outputs (n, l) and the sites' values at the vector ``theta`` (m,) and the tensors ``x``.
+
+        With ``seeds`` (q, n, l), rows are the q combinations of outputs that they weigh.
+        """
+        vector = tf.constant(theta, self._vector_type)
+        if seeds is None:
+            results = [np.asarray(tensor) for tensor in self._compiled(vector, *x)]
+        else:
+            results = [np.asarray(tensor) for tensor in self._with_seeds(vector, *x, tf.constant(seeds, tf.float64))]
 
         def get(slot: int | None) -> Any:
             return None if slot is None else results[slot]
@@ -113,186 +91,37 @@ class CompiledSites:
         """Outputs (n, l) alone."""
         if self._forward is None:
             program = self._trace.program
+            self._forward = self._compile(
+                lambda theta, x: flat_outputs(program.insert(theta, x, program.outputs), self._trace)
+            )
+        return np.asarray(self._forward(tf.constant(theta, self._vector_type), *x))
 
-            def forward(vector: Any, *x: Any) -> Any:
-                return flat_outputs(program.insert(weights(vector, self._trace), x, program.outputs), self._trace)
+    def _with_seeds(self, *arguments: Any) -> Any:
+        if self._seeded is None:
+            seeds = tf.TensorSpec((None, None, self._trace.output_space.size), tf.float64)
+            self._seeded = self._compile(lambda theta, x: self._results(*self.build(theta, x[:-1], x[-1])), seeds)
+        return self._seeded(*arguments)
 
-            self._forward = tf.function(forward, autograph=False).get_concrete_function(*vector_specs(self._trace))
-        return np.asarray(self._forward(self._vector(theta), *x))
+    def _compile(self, function: Callable[[Sequence[Any], Sequence[Any]], Any], *more: Any) -> Any:
+        """``function`` of the weights and of x (and more), as a concrete function of one vector θ and of x."""
 
-    def _vector(self, theta: NDArray[Any]) -> Any:
-        return tf.constant(theta, self._vector_type)
+        def run(vector: Any, *x: Any) -> Any:
+            return function(weights(vector, self._trace), x)
 
-    # Building the function ------------------------------------------------------------------------------------------
+        return tf.function(run, autograph=False).get_concrete_function(*vector_specs(self._trace), *more)
 
-    def _run(self, vector: Any, *x: Any) -> list[Any]:
-        theta = weights(vector, self._trace)
-        program = self._trace.program
-        members = [member for g in self._groups for member in g.members]
-        roots = list(dict.fromkeys(c.root for g in self._groups for c in g.cotangents))
-        names = [*program.outputs, *(plain_name(root) for root in roots)]
-        needed = list(dict.fromkeys([*names, *(name for m in members for name in self._operand_names(m))]))
-        tensor = dict(zip(needed, program.insert(theta, x, needed), strict=True))
-        outputs = [tensor[name] for name in program.outputs]
+    def _results(self, y: Any, sites: Sequence[SiteTensors]) -> list[Any]:
+        """What the compiled function returns: y, then every array once."""
+        results = [y]
 
-        incoming: dict[Any, Any] = {}
-        results: list[Any] = [flat_outputs(outputs, self._trace)]
-
-        def keep(result: Any) -> int:
+        def keep(tensor: Any) -> int | None:
+            if tensor is None:
+                return None
             for position, other in enumerate(results):
-                if other is result:
+                if other is tensor:
                     return position
-            results.append(result)
+            results.append(tensor)
             return len(results) - 1
 
-        def a(member: Match) -> Any:
-            """A (n, p, g, k) of one use, or the indices (n, p) of a look-up."""
-            names = self._operand_names(member)
-            form = member.form
-            assert form.a is not None
-            assert member.product.build is not None
-            key = (names[-1] if not _is_plain(member) else names[1 - member.operand], form.a, form.p, form.g, form.k)
-            if key not in incoming:
-                inputs = [tensor[name] for name in names]
-                built = member.product.build(inputs[:-1], inputs[-1])
-                if member.product.gather:
-                    incoming[key] = arrange(built, form, form.a, (SAMPLES, *form.p), (form.size(form.p),))
-                else:
-                    order = (SAMPLES, *form.p, *form.g, *form.k)
-                    incoming[key] = arrange(
-                        built, form, form.a, order, [form.size(x) for x in (form.p, form.g, form.k)]
-                    )
-            return incoming[key]
-
-        factors = [None if g.constant else _joined([a(m) for m in g.members]) for g in self._groups]
-        kept = list(dict.fromkeys(g.cotangents for g in self._groups if g.form is not SiteForm.DENSE))
-        collapsed = [(g, factor) for g, factor in zip(self._groups, factors, strict=True) if g.form is SiteForm.DENSE]
-
-        def sweep(gradients: Sequence[Any]) -> list[Any]:
-            """From the cotangents of the roots for one output to what is kept of them."""
-            d = dict(zip(roots, gradients, strict=True))
-            whole = [_joined([_normal(c, d[c.root]) for c in key]) for key in kept]
-            return whole + [
-                contract(g, f, _joined([_normal(c, d[c.root]) for c in g.cotangents])) for g, f in collapsed
-            ]
-
-        sizes = [segment.size for segment in self._trace.output_space.segments]
-        stacked = sweeps(outputs, sizes, [tensor[plain_name(root)] for root in roots], sweep) if roots else []
-        dense = iter(stacked[len(kept) :])
-        slots = []
-        for g, factor in zip(self._groups, factors, strict=True):
-            scale = keep(self._slope(theta, tensor, g.first)) if g.first.scaled else None
-            if g.form is SiteForm.DENSE:
-                slots.append(Slots(dense=keep(next(dense)), scale=scale))
-                continue
-            position = keep(stacked[kept.index(g.cotangents)])
-            place = None if factor is None else keep(factor)
-            slots.append(
-                Slots(D=position, indices=place, scale=scale)
-                if g.form is SiteForm.EMBEDDING
-                else Slots(D=position, A=place, scale=scale)
-            )
-        if self._fallbacks:
-            explicit = per_sample(self._trace, theta, x, [f.variable for f in self._fallbacks])
-            slots += [Slots(dense=keep(matrix)) for matrix in explicit]
-        self._slots = slots
+        self._slots = [_Slots(keep(s.D), keep(s.A), keep(s.indices), keep(s.scale), keep(s.dense)) for s in sites]
         return results
-
-    def _operand_names(self, member: Match) -> list[str]:
-        """Program names of an operation's operands and of its output."""
-        name = plain_name(member.operation.name)
-        inputs = [i if ":" in i else i + ":0" for i in self._nodes[name].input]
-        return [*inputs, name + ":0"]
-
-    def _slope(self, theta: Sequence[Any], tensor: dict[str, Any], member: Match) -> Any:
-        """d E[g, k, c] / d variable[entries[g, k, c]] as (g, k, c): a forward-mode product with ones, for each entry
-        of E depends on one entry of the variable.
-        """
-        weight = tensor[self._operand_names(member)[member.operand]]
-        variable = theta[member.variable]
-        seed = tf.zeros_like(weight)
-        back = tf.gradients(weight, variable, grad_ys=seed)[0]
-        slope = tf.gradients(back, seed, grad_ys=tf.ones_like(variable))[0]
-        if slope is None:
-            slope = tf.zeros_like(weight)
-        form = member.form
-        axes: Axes = tuple(member.product.e)
-        fine = [label for axis in axes for label in axis if form.sizes.get(label, 0) != 1]
-        order = [label for label in (*form.g, *form.k, *form.c)]
-        slope = tf.reshape(slope, [form.sizes[label] for label in fine])
-        slope = tf.reshape(tf.transpose(slope, [fine.index(label) for label in order]), member.entries.shape)
-        return -slope if member.product.negative else slope
-
-
-def contract(g: Group, factor: Any, d: Any) -> Any:
-    """sum_p A[n, p, g, k] D[n, p, g, c] for one output, as (n, g·k·c); ``d`` is (n, p, g·c)."""
-    _, groups, k, c = g.sizes
-    if factor is None:
-        return tf.reduce_sum(d, axis=1)
-    if g.members[0].product.gather:
-        return tf.reshape(tf.matmul(tf.one_hot(factor, k, dtype=d.dtype), d, transpose_a=True), [-1, k * c])
-    if groups == 1:
-        return tf.reshape(tf.matmul(factor[:, :, 0], d, transpose_a=True), [-1, k * c])
-    split = tf.reshape(d, [-1, g.sizes[0], groups, c])
-    if k == 1 or c == 1:
-        return tf.reshape(tf.reduce_sum(factor[..., :, None] * split[..., None, :], axis=1), [-1, groups * k * c])
-    return tf.reshape(tf.einsum("npgk,npgc->ngkc", factor, split), [-1, groups * k * c])
-
-
-def _is_plain(member: Match) -> bool:
-    """Whether A is the other operand as it stands."""
-    return member.operation.type in ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "Mul")
-
-
-def _joined(parts: Sequence[Any]) -> Any:
-    """Merge the uses of a group along p."""
-    return parts[0] if len(parts) == 1 else tf.concat(list(parts), axis=1)
-
-
-def _normal(source: Cotangent, d: Any) -> Any:
-    """A root's cotangent as D (n, p, g·c) of one z."""
-    if source.order:
-        fine = tf.reshape(d, [-1 if size == 0 else size for size in source.fine])
-        d = tf.transpose(fine, source.order)
-    return tf.reshape(d, [-1, *source.shape])
-
-
-def sweeps(
-    outputs: Sequence[Any], sizes: Sequence[int], roots: Sequence[Any], sweep: Callable[[Sequence[Any]], list[Any]]
-) -> list[Any]:
-    """Run ``sweep`` on the roots' cotangents for each of the l outputs; results stacked as (n, l, …).
-
-    ``sizes`` are the numbers each of the ``outputs`` holds a sample.
-    """
-    unrolled = sum(sizes) <= UNROLLED_OUTPUTS
-    rows: list[list[Any]] = []
-    for y, size in zip(outputs, sizes, strict=True):
-        flat = tf.reshape(y, [-1, size])
-        samples = tf.shape(flat)[0]
-
-        def one(j: Any, flat: Any = flat, size: int = size, samples: Any = samples) -> list[Any]:
-            seed = tf.tile(tf.one_hot(j, size, dtype=flat.dtype)[None], [samples, 1])
-            gradients = tf.gradients(flat, list(roots), grad_ys=seed)
-            found = [
-                tf.zeros_like(r) if d is None else tf.convert_to_tensor(d)
-                for d, r in zip(gradients, roots, strict=True)
-            ]
-            return sweep(found)
-
-        if unrolled:
-            rows += [one(j) for j in range(size)]
-        else:
-            rows.append(_over_outputs(one, size))
-    if unrolled:
-        return [tf.stack(list(parts), axis=1) for parts in zip(*rows, strict=True)]
-    merged = [tf.concat(list(parts), axis=0) for parts in zip(*rows, strict=True)]
-    return [tf.transpose(m, [1, 0, *range(2, len(m.shape))]) for m in merged]
-
-
-def _over_outputs(one: Callable[[Any], list[Any]], size: int) -> list[Any]:
-    """``one`` of every output, stacked: vectorised where TensorFlow can."""
-    try:
-        vectorised: list[Any] = tf.vectorized_map(one, tf.range(size))
-        return vectorised
-    except (ValueError, TypeError, NotImplementedError):  # its vectoriser stumbles over some operations
-        return [tf.stack(list(parts)) for parts in zip(*(one(j) for j in range(size)), strict=True)]

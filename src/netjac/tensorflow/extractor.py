@@ -14,10 +14,11 @@ from netjac.jacobian import Jacobian
 from netjac.sites import Coverage, CoverageEntry, SiteForm, SiteValues, Treatment, UseSite
 from netjac.spaces import OutputSpace, ParameterSpace
 from netjac.tensorflow import probe
-from netjac.tensorflow.evaluate import CompiledSites, Fallback
+from netjac.tensorflow.evaluate import CompiledSites
 from netjac.tensorflow.groups import Group, group
 from netjac.tensorflow.match import Graph, Match, Unmatched, match, plain_name
 from netjac.tensorflow.survey import Survey
+from netjac.tensorflow.symbolic import Fallback
 from netjac.tensorflow.trace import Signature, argument_specs, trace
 
 

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from netjac.errors import DtypeError
 from netjac.spaces import ParameterSpace
 from netjac.tensorflow import probe
-from netjac.tensorflow.evaluate import sweeps
 from netjac.tensorflow.match import Graph
 from netjac.tensorflow.mixing import mixing_error, refuse_mixing
 from netjac.tensorflow.survey import LARGE, Survey
+from netjac.tensorflow.symbolic import sweeps
 from netjac.tensorflow.trace import Signature, argument_specs, flat_outputs, trace
 
 

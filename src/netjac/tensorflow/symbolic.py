@@ -1,0 +1,264 @@
+"""The values of every site as tensors of the graph under construction, for any θ and x.
+
+The program is inserted once. One backward sweep an output gives the cotangents of all sites (unrolled for few outputs,
+vectorised for many); A and D are brought into normal form, and what is to be summed over p is summed at once. No
+gradient with respect to a weight is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from netjac.sites import SiteForm
+from netjac.tensorflow.fallback import per_sample
+from netjac.tensorflow.groups import Cotangent, Group
+from netjac.tensorflow.match import SAMPLES, Match, NormalForm, plain_name
+from netjac.tensorflow.rules import Axes
+from netjac.tensorflow.trace import Trace, flat_outputs
+
+UNROLLED_OUTPUTS = 16  # more outputs than this are swept by one vectorised pass: unrolling them takes long to trace
+
+
+@dataclass(frozen=True, eq=False)
+class SiteTensors:
+    """The fields of `netjac.sites.SiteValues`, as tensors; sites that share an array share the tensor."""
+
+    D: Any = None
+    A: Any = None
+    indices: Any = None
+    scale: Any = None
+    dense: Any = None
+
+
+@dataclass(frozen=True, eq=False)
+class Fallback:
+    """A variable that is differentiated per sample, and why."""
+
+    variable: int
+    operation: str
+    reason: str
+
+
+def arrange(tensor: Any, form: NormalForm, axes: Axes, order: Sequence[str], shape: Sequence[int]) -> Any:
+    """Split a tensor's axes into their labels, sort them (``order``, samples first) and merge them into (n, *shape)."""
+    fine = [label for axis in axes for label in axis]
+    missing = [label for label in order if label not in fine]
+    present = [label for label in order if label in fine]
+    sizes = [-1 if label == SAMPLES else form.sizes[label] for label in fine]
+    permutation = [fine.index(label) for label in present]
+    if permutation != list(range(len(fine))):
+        tensor = tf.transpose(tf.reshape(tensor, sizes), permutation)
+    if missing:
+        own = [-1 if label == SAMPLES else 1 if label in missing else form.sizes[label] for label in order]
+        repeats = [form.sizes[label] if label in missing else 1 for label in order]
+        tensor = tf.tile(tf.reshape(tensor, own), repeats)
+    return tf.reshape(tensor, [-1, *shape])
+
+
+class SiteBuilder:
+    """Puts the sites of one trace into graphs.
+
+    Parameters
+    ----------
+    trace, groups, fallbacks
+        What to build.
+    """
+
+    def __init__(self, trace: Trace, groups: Sequence[Group], fallbacks: Sequence[Fallback]) -> None:
+        self._trace = trace
+        self._groups = tuple(groups)
+        self._fallbacks = tuple(fallbacks)
+        self._nodes = {node.name: node for node in trace.program.graph_def.node}
+
+    def __call__(self, theta: Sequence[Any], x: Sequence[Any], seeds: Any = None) -> tuple[Any, list[SiteTensors]]:
+        """Outputs (n, l) and the tensors of each site: the groups' first, then the fallbacks'.
+
+        Parameters
+        ----------
+        theta, x
+            Tensors, one a variable and one a leaf of x.
+        seeds : (q, n, l), optional
+            Cotangents of the outputs to sweep instead of the l unit ones: the rows are then q combinations of outputs.
+        """
+        program = self._trace.program
+        members = [member for g in self._groups for member in g.members]
+        roots = list(dict.fromkeys(c.root for g in self._groups for c in g.cotangents))
+        names = [*program.outputs, *(plain_name(root) for root in roots)]
+        needed = list(dict.fromkeys([*names, *(name for m in members for name in self._operand_names(m))]))
+        tensor = dict(zip(needed, program.insert(theta, x, needed), strict=True))
+        outputs = [tensor[name] for name in program.outputs]
+        y = flat_outputs(outputs, self._trace)
+
+        incoming: dict[Any, Any] = {}
+        factors = [
+            None if g.constant else _joined([self._incoming(m, tensor, incoming) for m in g.members])
+            for g in self._groups
+        ]
+        kept = list(dict.fromkeys(g.cotangents for g in self._groups if g.form is not SiteForm.DENSE))
+        collapsed = [(g, factor) for g, factor in zip(self._groups, factors, strict=True) if g.form is SiteForm.DENSE]
+
+        def sweep(gradients: Sequence[Any]) -> list[Any]:
+            """From the cotangents of the roots for one output to what is kept of them."""
+            d = dict(zip(roots, gradients, strict=True))
+            whole = [_joined([_normal(c, d[c.root]) for c in key]) for key in kept]
+            return whole + [
+                contract(g, f, _joined([_normal(c, d[c.root]) for c in g.cotangents])) for g, f in collapsed
+            ]
+
+        stacked: list[Any] = []
+        if roots and seeds is None:
+            sizes = [segment.size for segment in self._trace.output_space.segments]
+            stacked = sweeps(outputs, sizes, [tensor[plain_name(root)] for root in roots], sweep)
+        elif roots:
+            stacked = seeded_sweeps(y, seeds, [tensor[plain_name(root)] for root in roots], sweep)
+        dense = iter(stacked[len(kept) :])
+        sites = []
+        for g, factor in zip(self._groups, factors, strict=True):
+            scale = self._slope(theta, tensor, g.first) if g.first.scaled else None
+            if g.form is SiteForm.DENSE:
+                sites.append(SiteTensors(dense=next(dense), scale=scale))
+                continue
+            d = stacked[kept.index(g.cotangents)]
+            sites.append(
+                SiteTensors(D=d, indices=factor, scale=scale)
+                if g.form is SiteForm.EMBEDDING
+                else SiteTensors(D=d, A=factor, scale=scale)
+            )
+        if self._fallbacks:
+            explicit = per_sample(self._trace, theta, x, [f.variable for f in self._fallbacks])
+            if seeds is not None:
+                explicit = [tf.einsum("qnl,nlm->nqm", tf.cast(seeds, e.dtype), e) for e in explicit]
+            sites += [SiteTensors(dense=matrix) for matrix in explicit]
+        return y, sites
+
+    def _incoming(self, member: Match, tensor: dict[str, Any], made: dict[Any, Any]) -> Any:
+        """A (n, p, g, k) of one use, or the indices (n, p) of a look-up; ``made`` keeps what several uses share."""
+        names = self._operand_names(member)
+        form = member.form
+        assert form.a is not None
+        assert member.product.build is not None
+        key = (names[-1] if not _is_plain(member) else names[1 - member.operand], form.a, form.p, form.g, form.k)
+        if key not in made:
+            inputs = [tensor[name] for name in names]
+            built = member.product.build(inputs[:-1], inputs[-1])
+            if member.product.gather:
+                made[key] = arrange(built, form, form.a, (SAMPLES, *form.p), (form.size(form.p),))
+            else:
+                order = (SAMPLES, *form.p, *form.g, *form.k)
+                made[key] = arrange(built, form, form.a, order, [form.size(x) for x in (form.p, form.g, form.k)])
+        return made[key]
+
+    def _operand_names(self, member: Match) -> list[str]:
+        """Program names of an operation's operands and of its output."""
+        name = plain_name(member.operation.name)
+        inputs = [i if ":" in i else i + ":0" for i in self._nodes[name].input]
+        return [*inputs, name + ":0"]
+
+    def _slope(self, theta: Sequence[Any], tensor: dict[str, Any], member: Match) -> Any:
+        """d E[g, k, c] / d variable[entries[g, k, c]] as (g, k, c): a forward-mode product with ones, for each entry
+        of E depends on one entry of the variable.
+        """
+        weight = tensor[self._operand_names(member)[member.operand]]
+        variable = theta[member.variable]
+        seed = tf.zeros_like(weight)
+        back = tf.gradients(weight, variable, grad_ys=seed)[0]
+        slope = tf.gradients(back, seed, grad_ys=tf.ones_like(variable))[0]
+        if slope is None:
+            slope = tf.zeros_like(weight)
+        form = member.form
+        axes: Axes = tuple(member.product.e)
+        fine = [label for axis in axes for label in axis if form.sizes.get(label, 0) != 1]
+        order = [label for label in (*form.g, *form.k, *form.c)]
+        slope = tf.reshape(slope, [form.sizes[label] for label in fine])
+        slope = tf.reshape(tf.transpose(slope, [fine.index(label) for label in order]), member.entries.shape)
+        return -slope if member.product.negative else slope
+
+
+def contract(g: Group, factor: Any, d: Any) -> Any:
+    """sum_p A[n, p, g, k] D[n, p, g, c] for one output, as (n, g·k·c); ``d`` is (n, p, g·c)."""
+    _, groups, k, c = g.sizes
+    if factor is None:
+        return tf.reduce_sum(d, axis=1)
+    if g.members[0].product.gather:
+        return tf.reshape(tf.matmul(tf.one_hot(factor, k, dtype=d.dtype), d, transpose_a=True), [-1, k * c])
+    if groups == 1:
+        return tf.reshape(tf.matmul(factor[:, :, 0], d, transpose_a=True), [-1, k * c])
+    split = tf.reshape(d, [-1, g.sizes[0], groups, c])
+    if k == 1 or c == 1:
+        return tf.reshape(tf.reduce_sum(factor[..., :, None] * split[..., None, :], axis=1), [-1, groups * k * c])
+    return tf.reshape(tf.einsum("npgk,npgc->ngkc", factor, split), [-1, groups * k * c])
+
+
+def _is_plain(member: Match) -> bool:
+    """Whether A is the other operand as it stands."""
+    return member.operation.type in ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "Mul")
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    """Merge the uses of a group along p."""
+    return parts[0] if len(parts) == 1 else tf.concat(list(parts), axis=1)
+
+
+def _normal(source: Cotangent, d: Any) -> Any:
+    """A root's cotangent as D (n, p, g·c) of one z."""
+    if source.order:
+        fine = tf.reshape(d, [-1 if size == 0 else size for size in source.fine])
+        d = tf.transpose(fine, source.order)
+    return tf.reshape(d, [-1, *source.shape])
+
+
+def sweeps(
+    outputs: Sequence[Any], sizes: Sequence[int], roots: Sequence[Any], sweep: Callable[[Sequence[Any]], list[Any]]
+) -> list[Any]:
+    """Run ``sweep`` on the roots' cotangents for each of the l outputs; results stacked as (n, l, …).
+
+    ``sizes`` are the numbers each of the ``outputs`` holds a sample.
+    """
+    unrolled = sum(sizes) <= UNROLLED_OUTPUTS
+    rows: list[list[Any]] = []
+    for y, size in zip(outputs, sizes, strict=True):
+        flat = tf.reshape(y, [-1, size])
+        samples = tf.shape(flat)[0]
+
+        def one(j: Any, flat: Any = flat, size: int = size, samples: Any = samples) -> list[Any]:
+            seed = tf.tile(tf.one_hot(j, size, dtype=flat.dtype)[None], [samples, 1])
+            gradients = tf.gradients(flat, list(roots), grad_ys=seed)
+            found = [
+                tf.zeros_like(r) if d is None else tf.convert_to_tensor(d)
+                for d, r in zip(gradients, roots, strict=True)
+            ]
+            return sweep(found)
+
+        if unrolled:
+            rows += [one(j) for j in range(size)]
+        else:
+            rows.append(_over_outputs(one, size))
+    if unrolled:
+        return [tf.stack(list(parts), axis=1) for parts in zip(*rows, strict=True)]
+    merged = [tf.concat(list(parts), axis=0) for parts in zip(*rows, strict=True)]
+    return [tf.transpose(m, [1, 0, *range(2, len(m.shape))]) for m in merged]
+
+
+def _over_outputs(one: Callable[[Any], list[Any]], size: int) -> list[Any]:
+    """``one`` of every output, stacked: vectorised where TensorFlow can."""
+    try:
+        vectorised: list[Any] = tf.vectorized_map(one, tf.range(size))
+        return vectorised
+    except (ValueError, TypeError, NotImplementedError):  # its vectoriser stumbles over some operations
+        return [tf.stack(list(parts)) for parts in zip(*(one(j) for j in range(size)), strict=True)]
+
+
+def seeded_sweeps(y: Any, seeds: Any, roots: Sequence[Any], sweep: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
+    """As `sweeps`, for q given cotangents ``seeds`` (q, n, l) of the flat outputs ``y``; results (n, q, …)."""
+
+    def one(seed: Any) -> list[Any]:
+        gradients = tf.gradients(y, list(roots), grad_ys=tf.cast(seed, y.dtype))
+        pairs = zip(gradients, roots, strict=True)
+        return sweep([tf.zeros_like(r) if d is None else tf.convert_to_tensor(d) for d, r in pairs])
+
+    found = tf.vectorized_map(one, seeds)
+    return [tf.transpose(part, [1, 0, *range(2, len(part.shape))]) for part in found]
