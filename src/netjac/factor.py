@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import Any, final
 
 import numpy as np
@@ -26,6 +27,8 @@ from netjac.errors import ShapeError
 from netjac.sites import SiteForm, SiteValues, UseSite, dense_is_smaller
 from netjac.spaces import ParameterSpace
 
+Box = tuple[slice, slice, slice]  # ranges of g, k and c
+
 
 @dataclass(frozen=True, eq=False)
 class _Member:
@@ -33,8 +36,10 @@ class _Member:
 
     site: int
     form: SiteForm
-    columns: NDArray[np.intp]  # (g, k, c)
-    placement: Placement | None  # None: not strided
+    columns: NDArray[np.intp]  # (g, k, c), -1 where an entry has none
+    placement: Placement | None  # None: not strided, or some entries have no column
+    sizes: tuple[int, int, int]  # of E
+    box: Box | None  # the part of E that ``columns`` are of, where it is not all of E
 
     @cached_property
     def local(self) -> Placement:
@@ -111,7 +116,8 @@ def plan(sites: Sequence[UseSite], parameters: ParameterSpace) -> FactorPlan:
     joinable: dict[tuple[int, int], list[_Member]] = {}
     for member, site in zip(members, sites, strict=True):
         g, k, c = member.columns.shape
-        if site.form is SiteForm.OUTER and site.cotangent >= 0 and g == 1 and k and c and member.placement is not None:
+        simple = member.placement is not None and member.box is None and g == 1 and k > 0 and c > 0
+        if simple and site.form is SiteForm.OUTER and site.cotangent >= 0:
             joinable.setdefault((site.cotangent, c), []).append(member)
         else:
             groups.append(_group([member], member.placement))
@@ -132,7 +138,25 @@ def _member(i: int, site: UseSite, parameters: ParameterSpace) -> _Member:
             f"which has {segment.size}."
         )
     columns = np.where(entries < 0, -1, entries + segment.start)
-    return _Member(i, site.form, columns, None if (entries < 0).any() else strided_placement(columns))
+    g, k, c = columns.shape
+    box = _box(columns >= 0) if (entries < 0).any() else None
+    if box is not None and (site.form is not SiteForm.EMBEDDING or box[1] == slice(0, k)):
+        columns = columns[box]
+    else:
+        box = None
+    return _Member(i, site.form, columns, None if (columns < 0).any() else strided_placement(columns), (g, k, c), box)
+
+
+def _box(present: NDArray[np.bool]) -> Box | None:
+    """The box (of g, k, c) that ``present`` is true in, if it is one: a kernel's part along k, say."""
+    ranges = []
+    for others in ((1, 2), (0, 2), (0, 1)):
+        found = np.flatnonzero(present.any(axis=others))
+        if not len(found):
+            return None
+        ranges.append(slice(int(found[0]), int(found[-1]) + 1))
+    box = (ranges[0], ranges[1], ranges[2])
+    return box if present[box].all() else None
 
 
 def _group(members: list[_Member], placement: Placement | None) -> _Group:
@@ -155,6 +179,26 @@ def _join(run: list[_Member]) -> list[_Group]:
         else:
             joined, placement = [*joined, member], longer
     return [*groups, _group(joined, placement)]
+
+
+def _crop(values: SiteValues, sizes: tuple[int, int, int], box: Box) -> SiteValues:
+    """The values of a part of E."""
+    (g, k, c), (gs, ks, cs) = sizes, box
+    D, A, dense = values.D, values.A, values.dense
+    if D is not None:
+        n, l, p = D.shape[:3]
+        D = D.reshape(n, l, p, g, c)[..., gs, cs].reshape(n, l, p, (gs.stop - gs.start) * (cs.stop - cs.start))
+    if dense is not None:
+        n, l = dense.shape[:2]
+        part = dense.reshape(n, l, g, k, c)[:, :, gs, ks, cs]
+        dense = part.reshape(n, l, prod(part.shape[2:]))
+    return SiteValues(
+        D=D,
+        A=None if A is None else A[:, :, gs, ks],
+        indices=values.indices,
+        scale=None if values.scale is None else values.scale[box],
+        dense=dense,
+    )
 
 
 def _real(array: NDArray[Any]) -> NDArray[Any]:
@@ -192,6 +236,8 @@ def _build_joined(group: _Group, values: Sequence[SiteValues]) -> Block:
 
 def _build_one(member: _Member, values: SiteValues) -> Block:
     """The block of one site: its factors or their sum over p, spread over its columns."""
+    if member.box is not None:
+        values = _crop(values, member.sizes, member.box)
     place = member.placement or member.local
     scale = None if values.scale is None else _real(values.scale)
     block: Block

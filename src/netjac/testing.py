@@ -14,8 +14,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
+from scipy.sparse import csr_array
 
-from netjac.blocks.base import Block
+from netjac.blocks.base import Block, Placement, strided_placement
+from netjac.blocks.dense import DenseBlock
+from netjac.blocks.embedding import EmbeddingBlock
+from netjac.blocks.mapped import MappedBlock
+from netjac.blocks.outer import OuterBlock
 
 LAYOUTS = tuple(itertools.permutations("nlm"))
 
@@ -349,3 +354,92 @@ def _read_only(array: NDArray[Any]) -> NDArray[Any]:
     copy = array.copy()
     copy.flags.writeable = False
     return copy
+
+
+# ---- Hypothesis strategies
+
+
+def columns_of(draw: Any, sizes: tuple[int, int, int]) -> tuple[NDArray[np.intp], int]:
+    """Distinct, strided columns (g, k, c) in some order of memory, and m; ``draw`` is that of a composite strategy.
+
+    The axes are permuted, k may be split around the others (as in a transposed convolution), each axis may run
+    backwards, and there may be gaps.
+    """
+    from hypothesis import strategies as st
+
+    g, k, c = sizes
+    splits = [i for i in range(1, k + 1) if k % i == 0] or [1]
+    outer = draw(st.sampled_from(splits))
+    axes = {"g": g, "outer": outer, "inner": k // outer, "c": c}
+    order = draw(st.permutations(tuple(axes)))
+    step, offset, extra = draw(st.integers(1, 2)), draw(st.integers(0, 3)), draw(st.integers(0, 2))
+    total = g * k * c
+    columns = np.arange(total).reshape([axes[name] for name in order])
+    columns = columns.transpose([order.index(name) for name in axes])
+    for axis in range(4):
+        if draw(st.booleans()):
+            columns = np.flip(columns, axis)
+    return offset + step * columns.reshape(g, k, c), offset + step * total + extra
+
+
+def sizes_of(draw: Any) -> tuple[int, int, int, int, int, int]:
+    """Small n, l, p, g, k, c, zeros and ones among them."""
+    from hypothesis import strategies as st
+
+    n, l, p, c = (draw(st.integers(0, 3)) for _ in range(4))
+    g = draw(st.sampled_from([1, 1, 2, 3]))
+    k = draw(st.sampled_from([0, 1, 2, 3, 4, 6]))
+    return n, l, p, g, k, c
+
+
+def numbers(rng: np.random.Generator, shape: tuple[int, ...], dtype: DTypeLike, strided: bool = False) -> NDArray[Any]:
+    """Read-only normal numbers, with gaps in memory if ``strided``."""
+    array = rng.standard_normal(shape).astype(dtype)
+    array = _strided(array) if strided else array
+    array.flags.writeable = False
+    return array
+
+
+def blocks(kinds: Sequence[str] = ("outer", "dense", "embedding", "mapped")) -> Any:
+    """Strategy for pairs of a block, of one of ``kinds``, and its explicit form (n, l, m) made by plain loops."""
+    from hypothesis import strategies as st
+
+    @st.composite
+    def pairs(draw: Any) -> tuple[Block, NDArray[Any]]:
+        kind = draw(st.sampled_from(list(kinds)))
+        n, l, p, g, k, c = sizes_of(draw)
+        rng = np.random.default_rng(draw(st.integers(0, 1000)))
+        dtype, strided = draw(st.sampled_from([np.float32, np.float64])), draw(st.booleans())
+        if kind == "embedding":
+            g = 1
+            p = p if k else 0
+        columns, m = columns_of(draw, (g, k, c))
+        inner = kind if kind != "mapped" else draw(st.sampled_from(["outer", "dense"]))
+        place = _placement(columns if kind != "mapped" else np.arange(columns.size).reshape(g, k, c))
+        block: Block
+        if inner == "outer":
+            A, D = numbers(rng, (n, p, g, k), dtype, strided), numbers(rng, (n, l, p, g, c), dtype, strided)
+            values, block = naive_outer(A, D), OuterBlock(A, D, place)
+        elif inner == "dense":
+            flat = numbers(rng, (n, l, g * k * c), dtype, strided)
+            values, block = flat.astype(np.float64).reshape(n, l, g, k, c), DenseBlock(flat, place)
+        else:
+            indices, E = rng.integers(0, max(k, 1), (n, p)), numbers(rng, (n, l, p, c), dtype, strided)
+            values, block = naive_embedding(indices, E, k), EmbeddingBlock(indices, E, place)
+        if kind != "mapped":
+            return block, spread(values, columns, m)
+        columns = rng.permutation(columns.reshape(-1)).reshape(g, k, c)
+        if columns.size:  # some of them repeat
+            columns = rng.choice(columns.reshape(-1), columns.shape)
+        where, index = np.unique(columns, return_inverse=True)
+        scale = numbers(rng, (g, k, c), dtype)
+        T = csr_array((scale.reshape(-1), index.reshape(-1), np.arange(scale.size + 1)), shape=(scale.size, len(where)))
+        return MappedBlock(block, T, where), spread(values, columns, m, scale)
+
+    return pairs()
+
+
+def _placement(columns: NDArray[np.intp]) -> Placement:
+    placement = strided_placement(columns)
+    assert placement is not None
+    return placement

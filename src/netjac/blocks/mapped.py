@@ -1,7 +1,7 @@
 """The mapped block: entries E that are no plain rearrangement of a variable, followed by a sparse matrix.
 
 Where entries repeat (a weight that was tiled), lie in no strided order, or carry a factor each, the block of E is
-multiplied by T = dE/dvariable, which has one number in each of its rows.
+multiplied by T = dE/dvariable, which has at most one number in each of its rows.
 """
 
 from __future__ import annotations
