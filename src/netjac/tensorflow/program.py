@@ -19,6 +19,7 @@ import tensorflow as tf
 from tensorflow.python.framework.function_def_to_graph import function_def_to_graph_def
 
 from netjac.errors import ModelError
+from netjac.tensorflow.custom import carry_over, own_gradients
 from netjac.tensorflow.functions import INPUT_TYPES, READS, pass_by_value, read_by_value, with_own_functions
 from netjac.tensorflow.grouped import split_grouped
 
@@ -92,6 +93,7 @@ def flatten(graph: Any, inputs: Sequence[Any], outputs: Sequence[Any], variables
     variables
         The ``tf.Variable`` objects to differentiate with respect to.
     """
+    own = own_gradients(graph)
     definition = graph.as_graph_def()
     functions = {f.signature.name: f for f in definition.library.function}
     nodes, aliases = _inline({node.name: node for node in definition.node}, functions)
@@ -107,7 +109,17 @@ def flatten(graph: Any, inputs: Sequence[Any], outputs: Sequence[Any], variables
             by_placeholder[internal.op.name] = position
     _replace_reads(nodes, by_placeholder, parameters, variables, functions)
     output_names = tuple(_resolve(_tensor_name(tensor), aliases) for tensor in outputs)
+    gradients = {
+        name: (
+            [_tensor_name(tensor) for tensor in gradient.incoming],
+            [None if tensor is None else _resolve(_tensor_name(tensor), aliases) for tensor in gradient.outgoing],
+        )
+        for name, gradient in own.items()
+    }
     kept = _ancestors(nodes, output_names)
+    gradients = {name: gradient for name, gradient in gradients.items() if name in kept}
+    kept = _ancestors(nodes, [*output_names, *(t for _, made in gradients.values() for t in made if t is not None)])
+    carry_over(kept, gradients)
     for node in kept.values():
         if any(_producer(source) in by_placeholder for source in node.input):
             raise ModelError(

@@ -1,0 +1,159 @@
+"""Gradients that operations bring along (tf.custom_gradient), carried over with the graph.
+
+Such a gradient is a Python function over tensors of the graph it was traced in, and means nothing in another. It is
+therefore called once, in that graph, with placeholders for what comes back; the operations it adds are then inserted
+wherever the gradient is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.framework import ops
+
+from netjac.errors import ModelError
+
+GRADIENT = "_gradient_op_type"
+Node = Any
+_NUMBER = count()
+
+
+@dataclass(frozen=True, eq=False)
+class OwnGradient:
+    """What an operation's own gradient became in its graph: tensors coming in (cotangents) and going out."""
+
+    incoming: tuple[Any, ...]
+    outgoing: tuple[Any, ...]  # one an operand, None where there is none
+
+
+def own_gradients(graph: Any) -> dict[str, OwnGradient]:
+    """Call the own gradient of every operation of a FuncGraph that has one; by the operation's name."""
+    found = {}
+    for operation in graph.get_operations():
+        if GRADIENT not in operation.node_def.attr:
+            continue
+        with graph.as_default(), tf.name_scope("netjac_own_gradient"):
+            incoming = [tf.compat.v1.placeholder(t.dtype, t.shape) for t in operation.outputs]
+            outgoing = ops.get_gradient_function(operation)(operation, *incoming)
+            outgoing = [None if d is None else tf.convert_to_tensor(d) for d in tf.nest.flatten(outgoing)]
+        found[operation.name] = OwnGradient(tuple(incoming), tuple(outgoing))
+    return found
+
+
+def carry_over(nodes: dict[str, Node], gradients: Mapping[str, tuple[Sequence[str], Sequence[str | None]]]) -> None:
+    """Register each gradient anew, made of nodes alone, and take those nodes out of the graph.
+
+    Parameters
+    ----------
+    nodes
+        The graph, changed in place.
+    gradients
+        By node, the names of what comes in and of what goes out.
+    """
+    moved: set[str] = set()
+    for name, (incoming, outgoing) in gradients.items():
+        if name not in nodes:
+            continue
+        inside = _descendants(nodes, incoming)
+        moved |= inside | {_producer(n) for n in incoming}
+        part = tf.compat.v1.GraphDef()
+        part.node.extend(nodes[n] for n in nodes if n in inside)
+        for node in part.node:
+            for place, source in enumerate(node.input):
+                node.input[place] = _findable(nodes, source, moved)
+        outgoing = [None if source is None else _findable(nodes, source, moved) for source in outgoing]
+        own = f"NetjacOwnGradient{next(_NUMBER)}"
+        nodes[name].attr[GRADIENT].s = own.encode()
+        _register(own, name, part, tuple(incoming), tuple(outgoing))
+    for name in moved:
+        nodes.pop(name, None)
+    for node in nodes.values():
+        if GRADIENT in node.attr and node.name not in gradients:
+            own = f"NetjacOwnGradient{next(_NUMBER)}"
+            _register_guarded(own, node.attr[GRADIENT].s.decode(), node.name)
+            node.attr[GRADIENT].s = own.encode()
+
+
+def _register(own: str, name: str, part: Any, incoming: tuple[str, ...], outgoing: tuple[str | None, ...]) -> None:
+    """Register the gradient ``own`` of the node ``name``: insert ``part``, with the rest of the graph around it."""
+    inside = {node.name for node in part.node}
+    around = {source for node in part.node for source in node.input if _producer(source) not in inside}
+    around |= {source for source in outgoing if source is not None and _producer(source) not in inside}
+
+    def gradient(operation: Any, *cotangents: Any) -> list[Any]:
+        prefix = operation.name.removesuffix(name)
+        given = dict(zip(incoming, cotangents, strict=True))
+        feeds = {
+            source: given[source] if source in given else operation.graph.get_tensor_by_name(prefix + _full(source))
+            for source in around
+        }
+        wanted = [source for source in outgoing if source is not None and source not in feeds]
+        made = tf.graph_util.import_graph_def(
+            part,
+            {key: _here(value) for key, value in feeds.items()},
+            [_full(source) for source in wanted],
+            name="own_gradient",
+        )
+        results = feeds | dict(zip(wanted, made, strict=True))
+        return [None if source is None else results[source] for source in outgoing]
+
+    ops.RegisterGradient(own)(gradient)
+
+
+def _register_guarded(own: str, original: str, name: str) -> None:
+    """An own gradient out of reach, inside a nested function: usable only as far as it needs no tensor of its graph."""
+
+    def gradient(operation: Any, *cotangents: Any) -> Any:
+        try:
+            return ops.gradient_registry.lookup(original)(operation, *cotangents)
+        except Exception as error:
+            raise ModelError(
+                f"the operation {name!r} has a gradient of its own (tf.custom_gradient) inside a nested tf.function, "
+                "where it cannot be carried over; leave out that tf.function."
+            ) from error
+
+    ops.RegisterGradient(own)(gradient)
+
+
+def _full(name: str) -> str:
+    """A tensor's name, of the form its graph knows it by."""
+    return name if ":" in name else name + ":0"
+
+
+def _findable(nodes: dict[str, Node], source: str, moved: set[str]) -> str:
+    """The tensor under a name that is still its own once the graph is inserted, where placeholders are fed."""
+    placeholder = nodes[_producer(source)]
+    if placeholder.op != "Placeholder" or placeholder.name in moved:
+        return source
+    name = placeholder.name + "/given"
+    if name not in nodes:
+        nodes[name] = tf.compat.v1.NodeDef(name=name, op="Identity", input=[placeholder.name])
+        nodes[name].attr["T"].CopyFrom(placeholder.attr["dtype"])
+    return name
+
+
+def _descendants(nodes: Mapping[str, Node], sources: Sequence[str]) -> set[str]:
+    """Nodes that depend on the sources, without the sources."""
+    reached = {_producer(source) for source in sources}
+    roots = set(reached)
+    grown = True
+    while grown:
+        grown = False
+        for node in nodes.values():
+            if node.name not in reached and any(_producer(source) in reached for source in node.input):
+                reached.add(node.name)
+                grown = True
+    return reached - roots
+
+
+def _producer(name: str) -> str:
+    return name.lstrip("^").partition(":")[0]
+
+
+def _here(tensor: Any) -> Any:
+    graph = tf.compat.v1.get_default_graph()
+    return tensor if tensor.graph is graph else graph.capture(tensor)
