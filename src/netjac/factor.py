@@ -240,7 +240,7 @@ def _build_one(member: _Member, values: SiteValues) -> Block:
         values = _crop(values, member.sizes, member.box)
     place = member.placement or member.local
     scale = None if values.scale is None else _real(values.scale)
-    block: Block
+    block: OuterBlock | EmbeddingBlock | DenseBlock
     if member.form is SiteForm.DENSE:
         block, scale = _dense(values, scale, place), None
     elif member.form is SiteForm.EMBEDDING:
@@ -262,19 +262,20 @@ def _build_one(member: _Member, values: SiteValues) -> Block:
         return block
     where, index = member.used
     present = member.columns.reshape(-1) >= 0
-    data = np.ones(len(index), _dtype(block)) if scale is None else scale.reshape(-1)[present]
+    dtype = block.values.dtype if isinstance(block, DenseBlock) else block.D.dtype
+    data = np.ones(len(index), dtype) if scale is None else scale.reshape(-1)[present]
     T = csr_array((data, index, np.append(0, np.cumsum(present))), shape=(len(present), len(where)))
     return MappedBlock(block, T, where)
 
 
-def _dense(values: SiteValues, scale: NDArray[Any] | None, place: Placement) -> Block:
+def _dense(values: SiteValues, scale: NDArray[Any] | None, place: Placement) -> DenseBlock:
     if values.dense is None:
         raise ShapeError("a use site of explicit form came without its values.")
     explicit = _real(values.dense)
     return DenseBlock(explicit if scale is None else explicit * scale.reshape(-1), place)
 
 
-def _embedding(values: SiteValues, scale: NDArray[Any] | None, place: Placement) -> Block:
+def _embedding(values: SiteValues, scale: NDArray[Any] | None, place: Placement) -> EmbeddingBlock | DenseBlock:
     """Kept as indices and D; explicit where that is smaller (a small table and many tokens)."""
     if values.indices is None:
         raise ShapeError("an embedding came without its indices.")
@@ -311,10 +312,3 @@ def _fold(
     if scale is not None and A is not None and np.array_equal(scale, np.broadcast_to(scale[:, :, :1], sizes)):
         return A * scale[:, :, 0], D, None
     return A, D, scale
-
-
-def _dtype(block: Block) -> Any:
-    """Type of a block's numbers."""
-    if isinstance(block, OuterBlock):
-        return np.result_type(block.A, block.D)
-    return block.values.dtype if isinstance(block, DenseBlock) else block.D.dtype  # type: ignore[attr-defined]

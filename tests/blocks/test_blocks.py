@@ -56,7 +56,10 @@ def test_larger_outer_blocks(shape, dtype, rng):
     n, l, p, g, k, c = shape
     A, D = testing.numbers(rng, (n, p, g, k), dtype), testing.numbers(rng, (n, l, p, g, c), dtype)
     dense = np.einsum("npgk,nlpgc->nlgkc", A.astype(float), D.astype(float))
-    for columns in (np.arange(g * k * c).reshape(g, k, c) + 2, np.arange(g * k * c).reshape(c, g, k).transpose(1, 2, 0)):
+    for columns in (
+        np.arange(g * k * c).reshape(g, k, c) + 2,
+        np.arange(g * k * c).reshape(c, g, k).transpose(1, 2, 0),
+    ):
         block = OuterBlock(A, D, strided_placement(columns))
         testing.check_block(block, testing.spread(dense, columns, g * k * c + 3))
 

@@ -21,7 +21,7 @@ def strided_columns(draw):
 
 @given(strided_columns())
 def test_strided_columns_are_found(case):
-    columns, m = case
+    columns, _ = case
     placement = strided_placement(columns)
     assert placement is not None
     assert placement.sizes == columns.shape
@@ -33,7 +33,9 @@ def test_strided_columns_are_found(case):
         assert 1 not in placement.shape
 
 
-@given(hnp.arrays(np.intp, hnp.array_shapes(min_dims=3, max_dims=3, min_side=0, max_side=4), elements=st.integers(0, 30)))
+@given(
+    hnp.arrays(np.intp, hnp.array_shapes(min_dims=3, max_dims=3, min_side=0, max_side=4), elements=st.integers(0, 30))
+)
 def test_never_wrong_about_arbitrary_columns(columns):
     placement = strided_placement(columns)
     if placement is not None:

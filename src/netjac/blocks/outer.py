@@ -44,6 +44,9 @@ class OuterBlock(Block):
                 f"expected A (n, p, g, k), D (n, l, p, g, c) and a placement of (g, k, c), "
                 f"and got {A.shape}, {D.shape} and {placement.sizes}."
             )
+        if A.dtype != D.dtype:  # once here, rather than in every product
+            dtype = np.result_type(A, D)
+            A, D = A.astype(dtype, copy=False), D.astype(dtype, copy=False)
         self.A, self.D, self.placement = A, D, placement
         self.n, self.l, self.p, self.g, self.k, self.c = n, l, p, g, k, c
         self._single = p == 1 and g == 1
@@ -141,7 +144,7 @@ class OuterBlock(Block):
         # Sum over pairs of positions of (A_i · A_j)(D_i · D_j), or over the explicit entries: the cheaper.
         positions, entries = self.p * self.g * (self.k + self.l * (self.c + 1)), self.l * self.placement.size
         by_positions = self.p * positions < (self.p + 1) * entries
-        out = np.empty((self.n, self.l), np.result_type(self.A, self.D))
+        out = np.empty((self.n, self.l), self.D.dtype)
         for s in sample_tiles(self.n, self.p * self.p * self.g * (self.l + 1) if by_positions else entries):
             if by_positions:
                 A, D = self.A[s].transpose(0, 2, 1, 3), self.D[s].transpose(0, 1, 3, 2, 4)
