@@ -28,6 +28,29 @@ class _Slots:
     dense: int | None
 
 
+def use_sites(trace: Trace, groups: Sequence[Group], fallbacks: Sequence[Fallback]) -> tuple[UseSite, ...]:
+    """What `SiteBuilder` builds, told without naming TensorFlow, in its order."""
+    cotangents = list(dict.fromkeys(g.cotangents for g in groups if g.form is not SiteForm.DENSE))
+    return tuple(
+        UseSite(
+            g.first.variable,
+            plain_name(g.first.operation.name),
+            g.form,
+            g.first.entries,
+            cotangents.index(g.cotangents) if g.form is not SiteForm.DENSE else -1,
+        )
+        for g in groups
+    ) + tuple(
+        UseSite(
+            f.variable,
+            f.operation,
+            SiteForm.DENSE,
+            np.arange(trace.parameters.segments[f.variable].size).reshape(1, -1, 1),
+        )
+        for f in fallbacks
+    )
+
+
 class CompiledSites:
     """The compiled functions of one model and signature.
 
@@ -43,25 +66,7 @@ class CompiledSites:
     def __init__(self, trace: Trace, groups: Sequence[Group], fallbacks: Sequence[Fallback]) -> None:
         self._trace = trace
         self.build = SiteBuilder(trace, groups, fallbacks)
-        cotangents = list(dict.fromkeys(g.cotangents for g in groups if g.form is not SiteForm.DENSE))
-        self.sites = tuple(
-            UseSite(
-                g.first.variable,
-                plain_name(g.first.operation.name),
-                g.form,
-                g.first.entries,
-                cotangents.index(g.cotangents) if g.form is not SiteForm.DENSE else -1,
-            )
-            for g in groups
-        ) + tuple(
-            UseSite(
-                f.variable,
-                f.operation,
-                SiteForm.DENSE,
-                np.arange(trace.parameters.segments[f.variable].size).reshape(1, -1, 1),
-            )
-            for f in fallbacks
-        )
+        self.sites = use_sites(trace, groups, fallbacks)
         self._slots: list[_Slots] = []
         self._vector_type = vector_specs(trace)[0].dtype
         self._compiled = self._compile(lambda theta, x: self._results(*self.build(theta, x)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from netjac.tensorflow.groups import Group, group
 from netjac.tensorflow.match import Graph, Match, Unmatched, match, plain_name
 from netjac.tensorflow.survey import Survey
 from netjac.tensorflow.symbolic import Fallback
-from netjac.tensorflow.trace import Signature, argument_specs, trace
+from netjac.tensorflow.trace import Signature, Trace, argument_specs, trace
 
 
 class Extractor:
@@ -41,26 +42,22 @@ class Extractor:
         self.parameters = parameters
         self._trace = trace(model, signature, parameters)
         self.output_space: OutputSpace = self._trace.output_space
-        probe.refuse_random(self._trace.program)
         theta = [np.asarray(variable) for variable in parameters.variables or ()]
-        # Away from weights of zero, which would hide where the samples lie.
-        near = probe.moved(theta, np.random.default_rng(0))
-        survey = Survey(self._trace.program, argument_specs(self._trace), near, leaves)
-        graph = Graph(survey)
-        matches, unmatched = match(survey, graph)
-        falling = {edge.variable for edge in unmatched}
-        matches = [m for m in matches if m.variable not in falling]
-        groups = group(survey, graph, matches, self.output_space.size)
-        reached = _reached(survey, graph, groups)
-        fallbacks = [
-            Fallback(edge.variable, edge.operation, edge.reason)
-            for position in sorted(falling)
-            for edge in [next(e for e in unmatched if e.variable == position)]
-        ]
-        self._sites = CompiledSites(self._trace, [g for g in groups if g in reached], fallbacks)
-        self.coverage = _coverage(parameters, groups, reached, unmatched)
+        found = assemble(self._trace, theta, leaves)
+        self._sites = CompiledSites(self._trace, found.groups, found.fallbacks)
+        self.coverage = found.coverage
         self._plan = factor.plan(self._sites.sites, parameters)
-        probe.check(self._trace, survey, graph, theta, self._jacobian)
+        probe.check(self._trace, found.survey, found.graph, theta, self._jacobian)
+
+    @property
+    def trace(self) -> Trace:
+        """What was traced."""
+        return self._trace
+
+    @property
+    def sites(self) -> CompiledSites:
+        """The sites, compiled, and what builds them in other graphs."""
+        return self._sites
 
     def evaluate(self, x: Sequence[Any], theta: ArrayLike | None = None) -> Jacobian:
         """The Jacobian at ``x`` (tensors) and the vector ``theta`` (m,), or at the variables' present values."""
@@ -87,6 +84,38 @@ class Extractor:
         values = [_empty_values(site, rows, dtype) for site in self._sites.sites]
         y = np.zeros((0, rows), dtype)
         return Jacobian(self.parameters, self.output_space, y, self._plan.build(values), self.coverage)
+
+
+@dataclass(frozen=True, eq=False)
+class Assembly:
+    """A trace taken apart: what is factored (``groups``), what is not (``fallbacks``), and what was run to find out."""
+
+    groups: tuple[Group, ...]
+    fallbacks: tuple[Fallback, ...]
+    coverage: Coverage
+    survey: Survey
+    graph: Graph
+
+
+def assemble(traced: Trace, theta: Sequence[NDArray[Any]], leaves: Sequence[Any]) -> Assembly:
+    """Survey a trace near ``theta`` and at samples like those of ``leaves``, match its edges and group them."""
+    probe.refuse_random(traced.program)
+    # Away from weights of zero, which would hide where the samples lie.
+    near = probe.moved(theta, np.random.default_rng(0))
+    survey = Survey(traced.program, argument_specs(traced), near, leaves)
+    graph = Graph(survey)
+    matches, unmatched = match(survey, graph)
+    falling = {edge.variable for edge in unmatched}
+    matches = [m for m in matches if m.variable not in falling]
+    groups = group(survey, graph, matches, traced.output_space.size)
+    reached = _reached(survey, graph, groups)
+    fallbacks = [
+        Fallback(edge.variable, edge.operation, edge.reason)
+        for position in sorted(falling)
+        for edge in [next(e for e in unmatched if e.variable == position)]
+    ]
+    coverage = _coverage(traced.parameters, groups, reached, unmatched)
+    return Assembly(tuple(g for g in groups if g in reached), tuple(fallbacks), coverage, survey, graph)
 
 
 def _wide(y: NDArray[Any]) -> NDArray[Any]:
