@@ -145,3 +145,20 @@ def test_shapes_that_do_not_fit_are_named():
         EmbeddingBlock(np.zeros((4, 2), int), np.zeros((4, 5, 1, 3)), place)
     with pytest.raises(ShapeError):
         MappedBlock(OuterBlock(A, D, place), np.eye(6), np.arange(5))
+
+
+@pytest.mark.parametrize("size", [10, 400, 1 << 19])
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 2, 0), (2, 1, 0), (2, 0, 1)])
+@pytest.mark.parametrize("add", [False, True])
+def test_sums_over_positions_in_tiles_of_any_size(size, order, add, rng, monkeypatch):
+    from netjac.blocks import outer
+
+    monkeypatch.setattr(outer, "TILE", size)
+    for columns in (np.arange(63).reshape(1, 7, 9), np.arange(63).reshape(1, 9, 7).transpose(0, 2, 1)):
+        A, D = rng.standard_normal((100, 3, 1, 7)), rng.standard_normal((100, 2, 3, 1, 9))
+        dense = testing.spread(np.einsum("npgk,nlpgc->nlgkc", A, D), columns, 65)
+        base = np.ones([(100, 2, 65)[i] for i in order])
+        out = base.transpose(np.argsort(order))
+        OuterBlock(A, D, strided_placement(columns)).fill(out, slice(0, 100), add=add)
+        testing.assert_close(out[..., :63], dense[..., :63] + add, "fill")
+        assert np.all(out[..., 63:] == 1)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from netjac.blocks.base import Block, Placement
-from netjac.blocks.tiles import TILE, contract, multiply_into, product, sample_tiles
+from netjac.blocks.tiles import TILE, contract, copy_into, is_matrix, multiply_into, product, sample_tiles
 from netjac.errors import ShapeError
 
 
@@ -110,13 +110,28 @@ class OuterBlock(Block):
         A, D = self.A[samples], self.D[samples]
         if self.p == 1 and not add:
             self._multiply(A, D, view)
-            return
-        for s in sample_tiles(len(A), self.l * self.placement.size, TILE // 8):
+        elif not add and self.placement.counts == (0, 1, 1) and is_matrix(view, D.dtype):
+            np.matmul(A[:, :, 0].swapaxes(1, 2)[:, None], D[:, :, :, 0], out=view)
+        else:
+            self._fill_by_tiles(out, samples, add)
+
+    def _fill_by_tiles(self, out: NDArray[Any], samples: slice, add: bool) -> None:
+        """Sum over p some samples at a time, then write or add; many at a time where n is an inner axis of ``out``."""
+        r, width = len(out), max(1, self.l * self.placement.size)
+        many = min(r, 64) if abs(out.strides[0]) < abs(out.strides[2]) else 1
+        if many * width > TILE:
+            pieces = self.pieces(TILE // max(1, many * self.l))
+            if len(pieces) > 1:
+                for piece in pieces:
+                    piece.fill(out, samples, add=add)
+                return
+        view, A, D = self.placement.view(out), self.A[samples], self.D[samples]
+        for s in sample_tiles(r, width, max(many * width, TILE // 8)):
             tile = contract(A[s], D[s]).reshape(view[s].shape)
             if add:
                 view[s] += tile
             else:
-                view[s] = tile
+                copy_into(view[s], tile)
 
     def _multiply(self, A: NDArray[Any], D: NDArray[Any], view: NDArray[Any]) -> None:
         """view (r, l, *fine axes) = A (r, 1, g, k) · D (r, l, 1, g, c)."""

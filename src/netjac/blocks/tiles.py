@@ -39,6 +39,12 @@ def contract(A: NDArray[Any], D: NDArray[Any]) -> NDArray[Any]:
     return np.matmul(A.transpose(0, 2, 3, 1)[:, None], D.transpose(0, 1, 3, 2, 4))
 
 
+def is_matrix(out: NDArray[Any], dtype: Any) -> bool:
+    """Whether the last two axes of ``out`` are a matrix of ``dtype`` that BLAS can write where it lies."""
+    step, rest = divmod(out.strides[-2], out.itemsize)
+    return out.dtype == dtype and out.strides[-1] == out.itemsize and rest == 0 and step >= out.shape[-1]
+
+
 def multiply_into(a: NDArray[Any], d: NDArray[Any], out: NDArray[Any]) -> None:
     """out[...] = a · d, each operand of the same rank as ``out`` and of size 1 where it does not vary.
 
