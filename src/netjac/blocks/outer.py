@@ -205,12 +205,13 @@ def _add_hadamard(A: NDArray[Any], D: NDArray[Any], B: NDArray[Any], E: NDArray[
     r, l, s, t = out.shape
     c = D.shape[2]
     E = E.reshape(s * t, c).T
-    for rows in sample_tiles(r, l * s * t):
+    for rows in sample_tiles(r, l * s * t, TILE // 2):
         some = A[rows]
         products = (D[rows].reshape(len(some) * l, c) @ E).reshape(len(some), l, s * t)
         weights = some @ B.T
         products *= (weights if t == 1 else np.repeat(weights, t, axis=1))[:, None]  # one long inner loop
         out[rows] += products.reshape(len(some), l, s, t)
+        del products  # before the next is made
 
 
 def _add_explicit_gram(A: NDArray[Any], D: NDArray[Any], B: NDArray[Any], E: NDArray[Any], out: NDArray[Any]) -> None:
