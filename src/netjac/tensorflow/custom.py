@@ -92,12 +92,10 @@ def _register(own: str, name: str, part: Any, incoming: tuple[str, ...], outgoin
             for source in around
         }
         wanted = [source for source in outgoing if source is not None and source not in feeds]
-        made = tf.graph_util.import_graph_def(
-            part,
-            {key: _here(value) for key, value in feeds.items()},
-            [_full(source) for source in wanted],
-            name="own_gradient",
-        )
+        taken = {source for node in part.node for source in node.input}
+        inner = {source: _here(tensor) for source, tensor in feeds.items() if source in taken}
+        names = [_full(source) for source in wanted]
+        made = tf.graph_util.import_graph_def(part, inner, names, name="own_gradient") if wanted else []
         results = feeds | dict(zip(wanted, made, strict=True))
         return [None if source is None else results[source] for source in outgoing]
 
@@ -108,15 +106,31 @@ def _register_guarded(own: str, original: str, name: str) -> None:
     """An own gradient out of reach, inside a nested function: usable only as far as it needs no tensor of its graph."""
 
     def gradient(operation: Any, *cotangents: Any) -> Any:
+        graph = tf.compat.v1.get_default_graph()
+        before = {id(tensor) for tensor, _ in getattr(graph, "captures", ())}
         try:
-            return ops.gradient_registry.lookup(original)(operation, *cotangents)
-        except Exception as error:
-            raise ModelError(
-                f"the operation {name!r} has a gradient of its own (tf.custom_gradient) inside a nested tf.function, "
-                "where it cannot be carried over; leave out that tf.function."
-            ) from error
+            found = ops.gradient_registry.lookup(original)(operation, *cotangents)
+            taken = [tensor for tensor, _ in getattr(graph, "captures", ()) if id(tensor) not in before]
+            if all(_within_reach(tensor, graph) for tensor in taken):
+                return found
+            reason: Exception | None = None
+        except (ValueError, TypeError) as error:
+            reason = error
+        raise ModelError(
+            f"the operation {name!r} has a gradient of its own (tf.custom_gradient) inside a nested tf.function, "
+            "where it cannot be carried over; leave out that tf.function."
+        ) from reason
 
     ops.RegisterGradient(own)(gradient)
+
+
+def _within_reach(tensor: Any, graph: Any) -> bool:
+    """Whether a tensor belongs to a graph around ``graph``, or to none."""
+    while graph is not None:
+        graph = getattr(graph, "outer_graph", None)
+        if getattr(tensor, "graph", graph) is graph:
+            return True
+    return not hasattr(tensor, "graph")
 
 
 def _full(name: str) -> str:

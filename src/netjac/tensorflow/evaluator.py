@@ -5,11 +5,14 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import tensorflow as tf
 from numpy.typing import ArrayLike, NDArray
 
+from netjac.errors import ModelError
 from netjac.jacobian import Jacobian
 from netjac.spaces import ParameterSpace
 from netjac.tensorflow.extractor import Extractor
@@ -66,11 +69,27 @@ class Evaluator:
 
 def evaluator(model: Any, x: Any, variables: Sequence[Any] | None = None) -> Evaluator:
     """The `Evaluator` of ``model`` at ``x``; traced and probed on the first use of a model and signature."""
+    extractor, leaves = extractor_of(model, x, variables)
+    return Evaluator(extractor, leaves)
+
+
+def extractor_of(model: Any, x: Any, variables: Sequence[Any] | None = None) -> tuple[Extractor, list[Any]]:
+    """The `Extractor` that is kept for ``model`` and the signature of ``x``, and the leaves of ``x``."""
+    extractor, leaves, _ = _extractor(model, x, variables)
+    return extractor, leaves
+
+
+def kept_with(model: Any, x: Any, variables: Sequence[Any] | None, make: Callable[[Extractor], T]) -> T:
+    """What ``make`` makes of that extractor, kept as long as it is."""
+    extractor, _, key = _extractor(model, x, variables)
+    return _keep(model, (make, key), lambda: make(extractor))
+
+
+def _extractor(model: Any, x: Any, variables: Sequence[Any] | None) -> tuple[Extractor, list[Any], Any]:
     parameters = parameter_space(model, variables)
     signature, leaves = signature_of(x, floating_type(parameters))
     key = (tuple(id(variable) for variable in parameters.variables or ()), signature.key)
-    extractor = _keep(model, key, lambda: Extractor(model, signature, leaves, parameters))
-    return Evaluator(extractor, leaves)
+    return _keep(model, key, lambda: Extractor(model, signature, leaves, parameters)), leaves, key
 
 
 def jacobian(model: Any, x: Any, variables: Sequence[Any] | None = None) -> Jacobian:
@@ -81,10 +100,20 @@ def jacobian(model: Any, x: Any, variables: Sequence[Any] | None = None) -> Jaco
 def input_jacobian(model: Any, x: Any) -> Any:
     """See `netjac.input_jacobian`."""
     variables = getattr(model, "trainable_variables", None)
-    parameters = parameter_space(model) if variables else ParameterSpace(())
-    signature, leaves = signature_of(x, floating_type(parameters))
-    extractor = _keep(model, ("inputs", signature.key), lambda: InputExtractor(model, signature, leaves))
-    found = extractor(leaves)
+    signature, leaves = signature_of(x, floating_type(parameter_space(model)) if variables else None)
+
+    def make() -> InputExtractor:
+        try:
+            return InputExtractor(model, signature, leaves)
+        except ModelError:  # a callable does not say which type it computes in
+            if variables or set(signature.dtypes) not in ({"float32"}, {"float64"}):
+                raise
+            other = "float32" if "float64" in signature.dtypes else "float64"
+            with suppress(ModelError):
+                return InputExtractor(model, replace(signature, dtypes=(other,) * len(leaves)), leaves)
+            raise
+
+    found = _keep(model, ("inputs", signature.key), make)(leaves)
     return tf.nest.pack_sequence_as(signature.structure, found)
 
 

@@ -48,7 +48,8 @@ class InputExtractor:
         if n == 0:
             pairs = zip(self._signature.shapes, self._signature.dtypes, strict=True)
             return [np.zeros((0, rows, *shape), dtype) for shape, dtype in pairs]
-        return [np.asarray(d) for d in self._compiled(*(tf.convert_to_tensor(leaf) for leaf in leaves))]
+        pairs = zip(leaves, self._signature.dtypes, strict=True)
+        return [np.asarray(d) for d in self._compiled(*(tf.cast(leaf, dtype) for leaf, dtype in pairs))]
 
     def _run(self, *x: Any) -> list[Any]:
         outputs = self._trace.program.insert([], x, self._trace.program.outputs)
@@ -56,6 +57,7 @@ class InputExtractor:
 
     def _check(self, leaves: Sequence[Any]) -> None:
         """No sample's outputs may depend on another sample: three gradients, each of one sample's outputs alone."""
+        leaves = [np.asarray(tf.cast(x, dtype)) for x, dtype in zip(leaves, self._signature.dtypes, strict=True)]
         survey = Survey(self._trace.program, argument_specs(self._trace), [], leaves)
         graph = Graph(survey)
         refuse_mixing(survey, graph)

@@ -92,6 +92,7 @@ ENTRYWISE = frozenset(
 )
 EXACT = frozenset({"Cast", "Identity"})  # entrywise with slope 1
 WITHOUT_DERIVATIVE = frozenset(["StopGradient", "PreventGradient", "ZerosLike", "OnesLike"])
+SHAPES = frozenset(["Shape", "ShapeN", "Size", "Rank"])
 SAMPLES = "n"
 
 
@@ -302,8 +303,19 @@ def _adds(operation: Any, found: Sequence[_Origin | None]) -> bool:
 
 
 def _constant(survey: Survey, tensor: Any) -> Any:
+    """The value of a tensor that is the same at every evaluation: made of constants and of shapes."""
     value = tf.get_static_value(tensor)
-    return tf.constant(survey.values(tensor)[0] if value is None else value, tensor.dtype.base_dtype)
+    if value is None:
+        pending, seen = [tensor.op], set()
+        while pending:
+            operation = pending.pop()
+            if operation.type in ("Placeholder", "ReadVariableOp"):
+                raise Unsupported("values of weights or of data decide which entries it takes")
+            if operation.name not in seen and operation.type not in SHAPES:
+                seen.add(operation.name)
+                pending.extend(t.op for t in operation.inputs)
+        value = survey.values(tensor)[0]
+    return tf.constant(value, tensor.dtype.base_dtype)
 
 
 def _site(survey: Survey, position: int, operation: Any, operand: int, origin: _Origin) -> Match | Unmatched:

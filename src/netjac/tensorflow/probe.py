@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
+import tensorflow as tf
 from numpy.typing import NDArray
 
-import tensorflow as tf
 from netjac.errors import ProbeError, RandomModelError
 from netjac.tensorflow.match import Graph
 from netjac.tensorflow.mixing import mixing_error, mixing_operation, refuse_mixing
@@ -109,7 +109,7 @@ def ordinary_products(
         try:
             product = tf.gradients([d for d, _ in pairs], seed, grad_ys=[p for _, p in pairs])[0] if pairs else None
             product = tf.zeros_like(y) if product is None else product
-        except (LookupError, ValueError, TypeError):  # an operation without a second derivative
+        except (LookupError, ValueError, TypeError, NotImplementedError):  # an operation without a second derivative
             product = tf.fill(tf.shape(y), tf.constant(np.nan, y.dtype))
         return back, product
 
@@ -161,9 +161,10 @@ def check(
 
 def _precision(trace: Trace) -> tuple[float, float]:
     """Relative rounding error of the least precise number in the graph, and the disagreement that is still rounding."""
-    if any(a.type in HALF for node in trace.program.graph_def.node for a in node.attr.values()):
+    types = {a.type for node in trace.program.graph_def.node for a in node.attr.values()}
+    if types & HALF:
         return 1e-3, 0.2
-    low = float(max((np.finfo(s.dtype).eps for s in trace.parameters.segments), default=1e-7))
+    low = float(np.finfo(np.float32 if tf.float32.as_datatype_enum in types else np.float64).eps)
     return low, max(1e-9, 2e3 * low)
 
 

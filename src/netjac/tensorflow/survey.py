@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 from numpy.typing import NDArray
 
-import tensorflow as tf
 from netjac.tensorflow.program import Program
 
 SMALL, LARGE = 2, 3  # the two numbers of samples
@@ -110,8 +110,9 @@ class Survey:
         results = []
         for batch in batches:
             pairs = zip([*self._theta, *batch], self._feeds, strict=True)
-            values = pruned(*(tf.convert_to_tensor(value, feed.dtype) for value, feed in pairs))
-            results.append([np.asarray(value) for value in values])
+            with tf.init_scope():  # eagerly, whatever graph is under construction
+                values = pruned(*(tf.convert_to_tensor(value, feed.dtype) for value, feed in pairs))
+                results.append([np.asarray(value) for value in values])
         return results
 
     def _measure(self, tensors: Sequence[Any]) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:

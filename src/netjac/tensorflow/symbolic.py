@@ -165,7 +165,7 @@ class SiteBuilder:
         weight = tensor[self._operand_names(member)[member.operand]]
         variable = theta[member.variable]
         seed = tf.zeros_like(weight)
-        back = tf.gradients(weight, variable, grad_ys=seed)[0]
+        back = tf.convert_to_tensor(tf.gradients(weight, variable, grad_ys=seed)[0])
         slope = tf.gradients(back, seed, grad_ys=tf.ones_like(variable))[0]
         if slope is None:
             slope = tf.zeros_like(weight)

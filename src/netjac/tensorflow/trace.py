@@ -33,16 +33,19 @@ class Signature:
         return (repr(self.structure), self.shapes, self.dtypes)
 
 
-def signature_of(x: Any, floating: str) -> tuple[Signature, list[Any]]:
+def signature_of(x: Any, floating: str | None) -> tuple[Signature, list[Any]]:
     """Signature of x and its flattened arrays (NumPy arrays or tensors); clear errors for what cannot be a batch.
 
-    Floating NumPy arrays and lists of numbers take the type ``floating``; tensors keep their own.
+    Floating NumPy arrays and lists of numbers take the type ``floating``; tensors keep their own. Where ``floating`` is
+    None, arrays keep their own type as well, and lists are float32.
     """
     if isinstance(x, (list, tuple)) and all(isinstance(v, (bool, int, float, np.number)) for v in tf.nest.flatten(x)):
         try:
             x = np.asarray(x)
         except ValueError as error:
             raise ShapeError("the rows of x do not all have the same length; pad them to one, or cut them.") from error
+        if x.dtype.kind == "f":
+            x = x.astype(floating or "float32")
     leaves = [_as_batch(leaf, floating) for leaf in tf.nest.flatten(x)]
     if not leaves:
         raise ShapeError("x holds no array; give an array (n, ...), or a list or dict of such arrays.")
@@ -53,7 +56,7 @@ def signature_of(x: Any, floating: str) -> tuple[Signature, list[Any]]:
     return Signature(structure, shapes, tuple(tf.as_dtype(leaf.dtype).name for leaf in leaves)), leaves
 
 
-def _as_batch(leaf: Any, floating: str) -> Any:
+def _as_batch(leaf: Any, floating: str | None) -> Any:
     if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
         raise DtypeError(f"x holds a {type(leaf).__name__}; give a dense array of shape (n, ...), padded if need be.")
     if leaf is None:
@@ -64,7 +67,7 @@ def _as_batch(leaf: Any, floating: str) -> Any:
     if not isinstance(array, tf.Tensor):
         if array.dtype.kind not in "fiub":
             raise DtypeError(f"x has dtype {array.dtype}; expected floating-point, integer or boolean numbers.")
-        if array.dtype.kind == "f":
+        if array.dtype.kind == "f" and floating is not None:
             array = array.astype(floating, copy=False)
     elif not (array.dtype.is_floating or array.dtype.is_integer or array.dtype.is_bool):
         raise DtypeError(f"x has dtype {array.dtype.name}; expected floating-point, integer or boolean numbers.")
