@@ -29,7 +29,7 @@ ABSTRACT = {
     "TorchModuleWrapper": "runs PyTorch, which has no TensorFlow graph",
     "TFSMLayer": "runs a SavedModel; loaded ones are tested as models",
 }
-WITHOUT_WEIGHTS = frozenset("""
+_WITHOUT_WEIGHTS = """
     Activation ActivityRegularization Add AlphaDropout Average Concatenate Cropping1D Cropping2D Cropping3D Dot Dropout
     ELU Flatten GaussianDropout GaussianNoise Identity LeakyReLU Masking Maximum Minimum Multiply Permute ReLU
     RepeatVector Rescaling Reshape Resizing Softmax SpatialDropout1D SpatialDropout2D SpatialDropout3D Subtract
@@ -46,7 +46,8 @@ WITHOUT_WEIGHTS = frozenset("""
     RandomErasing RandomFlip RandomGaussianBlur RandomGrayscale RandomHue RandomInvert RandomPerspective
     RandomPosterization RandomRotation RandomSaturation RandomSharpness RandomShear RandomTranslation RandomZoom
     Solarization
-    """.split())  # fmt: skip
+    """
+WITHOUT_WEIGHTS = frozenset(_WITHOUT_WEIGHTS.split())
 
 
 def layer_classes(module: Any = L) -> dict[type, list[str]]:
@@ -160,8 +161,9 @@ simple("EinsumDense", (3, 4), "...x,xy->...y", (5,), ellipsis={"bias_axes": "y"}
 
 # Convolutions -------------------------------------------------------------------------------------------------------
 
-simple("Conv1D", (7, 3), 4, 3, bias={}, no_bias={"use_bias": False}, strides={"strides": 2, "padding": "same"},
-       causal={"padding": "causal"}, dilated={"dilation_rate": 2}, causal_dilated={"padding": "causal", "dilation_rate": 2})  # fmt: skip
+simple("Conv1D", (7, 3), 4, 3, bias={}, no_bias={"use_bias": False}, strides={"strides": 2, "padding": "same"})
+simple("Conv1D", (7, 3), 4, 3, causal={"padding": "causal"}, dilated={"dilation_rate": 2},
+       causal_dilated={"padding": "causal", "dilation_rate": 2})  # fmt: skip
 simple("Conv1D", (6, 4), 6, 2, groups={"groups": 2})
 simple("Conv2D", (5, 6, 3), 4, (3, 2), bias={}, no_bias={"use_bias": False, "padding": "same"},
        strides={"strides": (2, 1), "padding": "same"}, dilated={"dilation_rate": (2, 1)},
@@ -194,13 +196,15 @@ simple("Conv2DTranspose", (3, 2, 3), 4, 3, bias={}, no_bias={"use_bias": False},
        strides={"strides": (2, 1), "padding": "same"}, wide_strides={"strides": 4},
        output_padding={"strides": 2, "output_padding": 1, "padding": "same"})  # fmt: skip
 simple("Conv3DTranspose", (2, 3, 2, 2), 3, 2, bias={}, no_bias={"use_bias": False},
-       strides={"strides": (2, 1, 2), "padding": "same"}, output_padding={"strides": 2, "output_padding": 1})  # fmt: skip
+       strides={"strides": (2, 1, 2), "padding": "same"},
+       output_padding={"strides": 2, "output_padding": 1})  # fmt: skip
 
 # Look-ups -----------------------------------------------------------------------------------------------------------
 
 configure("Embedding", "small table", lambda: of_tokens(L.Embedding(5, 3), 4, 5))
 configure("Embedding", "large table", lambda: of_tokens(L.Embedding(60, 2), 3, 60))
-configure("Embedding", "mask", lambda: of_tokens(lambda i: L.GlobalAveragePooling1D()(L.Embedding(4, 3, mask_zero=True)(i)), 5, 4))  # fmt: skip
+configure("Embedding", "mask", lambda: of_tokens(
+    lambda i: L.GlobalAveragePooling1D()(L.Embedding(4, 3, mask_zero=True)(i)), 5, 4))  # fmt: skip
 
 
 def _reversible(**kwargs: Any) -> tuple[Any, Any]:
@@ -286,7 +290,8 @@ def _bidirectional(layer: Any, shape: tuple[int, ...] = STEPS, **kwargs: Any) ->
 for _mode in ("concat", "sum", "mul", "ave", None):
     configure("Bidirectional", f"merge {_mode}", _bidirectional(lambda: L.LSTM(2), merge_mode=_mode))
 configure("Bidirectional", "sequences", _bidirectional(lambda: L.GRU(2, return_sequences=True)))
-configure("Bidirectional", "two layers", lambda: around(L.Bidirectional(L.SimpleRNN(2), backward_layer=L.SimpleRNN(2, use_bias=False, go_backwards=True)), STEPS))  # fmt: skip
+configure("Bidirectional", "two layers", lambda: around(
+    L.Bidirectional(L.SimpleRNN(2), backward_layer=L.SimpleRNN(2, use_bias=False, go_backwards=True)), STEPS))  # fmt: skip
 configure("RNN", "stacked cells", lambda: around(L.RNN([L.SimpleRNNCell(3), L.LSTMCell(2)]), STEPS))
 configure("RNN", "sequences", lambda: around(L.RNN(L.GRUCell(2), return_sequences=True), STEPS))
 configure("RNN", "backwards", lambda: around(L.RNN(L.SimpleRNNCell(2), go_backwards=True), STEPS))
@@ -294,7 +299,7 @@ configure(
     "StackedRNNCells", "in RNN", lambda: around(L.RNN(L.StackedRNNCells([L.GRUCell(2), L.SimpleRNNCell(3)])), STEPS)
 )
 configure("StackedRNNCells", "one step", lambda: around(
-    lambda i, s, t: L.StackedRNNCells([L.SimpleRNNCell(2), L.SimpleRNNCell(3)])(i, [s, t])[0], (2,), (2,), (3,)))  # fmt: skip
+    lambda i, s, t: L.StackedRNNCells([L.SimpleRNNCell(2), L.GRUCell(3)])(i, [s, t])[0], (2,), (2,), (3,)))  # fmt: skip
 for _rank, _shape in ((1, (2, 4, 2)), (2, (2, 3, 3, 1)), (3, (2, 2, 3, 2, 1))):
     simple(f"ConvLSTM{_rank}D", _shape, 2, 2, last_step={}, sequences={"return_sequences": True, "padding": "same"},
            no_bias={"use_bias": False, "strides": 2, "padding": "same"}, backwards={"go_backwards": True})  # fmt: skip
@@ -324,7 +329,9 @@ configure(
 )
 
 
-def _attention(layer: str, *args: Any, call: dict[str, Any] | None = None, shape: tuple[int, ...] = (3, 4), **kwargs: Any) -> Build:  # fmt: skip
+def _attention(
+    layer: str, *args: Any, call: dict[str, Any] | None = None, shape: tuple[int, ...] = (3, 4), **kwargs: Any
+) -> Build:
     return lambda: around(lambda i: getattr(L, layer)(*args, **kwargs)(i, i, **(call or {})), shape)
 
 

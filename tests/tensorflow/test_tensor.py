@@ -25,7 +25,13 @@ def mlp(l: int = 2) -> Any:
 
 def convolution() -> Any:
     return keras.Sequential(
-        [keras.Input((5, 5, 2)), L.Conv2D(3, 3, activation="tanh", groups=1), L.DepthwiseConv2D(2), L.Flatten(), L.Dense(2)]
+        [
+            keras.Input((5, 5, 2)),
+            L.Conv2D(3, 3, activation="tanh", groups=1),
+            L.DepthwiseConv2D(2),
+            L.Flatten(),
+            L.Dense(2),
+        ]
     )
 
 
@@ -170,7 +176,9 @@ def test_derivatives_agree_with_a_tape_of_a_tape(name: str, inside: bool, precis
     found, gradients = (tf.function(run) if inside else run)(x)
     close(found, loss, "loss", 1e-11)
     for variable, ours, theirs in zip([*variables, x], gradients, wanted, strict=True):
-        close(tf.convert_to_tensor(ours), tf.convert_to_tensor(theirs), str(getattr(variable, "name", "x")), 1e-10, 1e-13)
+        close(
+            tf.convert_to_tensor(ours), tf.convert_to_tensor(theirs), str(getattr(variable, "name", "x")), 1e-10, 1e-13
+        )
 
 
 @DOUBLE
@@ -219,9 +227,7 @@ def test_a_loss_on_the_jacobian_can_be_trained(precision: str) -> None:
 def test_plain_callables_and_what_is_made_of_weights() -> None:
     """Slopes of a weight (softplus), a tiled weight, a part of a weight, a table, and no use at all."""
     rng = np.random.default_rng(0)
-    s, tiled, part, unused = (
-        tf.Variable(rng.uniform(0.2, 0.8, shape)) for shape in ((3, 2), (1, 2), (5, 2), (2, 2))
-    )
+    s, tiled, part, unused = (tf.Variable(rng.uniform(0.2, 0.8, shape)) for shape in ((3, 2), (1, 2), (5, 2), (2, 2)))
 
     def f(x: Any) -> Any:
         a = tf.tanh(x @ tf.nn.softplus(s))
