@@ -19,6 +19,7 @@ right of this module knows which framework it was.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -118,14 +119,20 @@ class CoverageEntry:
 class Coverage:
     """Which operations use each variable and how each use was turned into columns of the Jacobian.
 
-    Prints as a table; iterate over ``entries`` for the same as data.
+    Prints as a table; iterate over ``entries`` for the same as data. ``notes`` tell what concerns the network as a
+    whole, such as operations whose derivative is zero wherever it exists (rounding).
     """
 
     entries: tuple[CoverageEntry, ...] = field(default_factory=tuple)
+    notes: tuple[str, ...] = ()
 
     def treatment(self, variable: str) -> tuple[Treatment, ...]:
         """Treatments of every use of ``variable`` (its full name)."""
         return tuple(entry.treatment for entry in self.entries if entry.variable == variable)
+
+    def of(self, variables: Collection[str]) -> Coverage:
+        """The lines of some of the variables alone (their full names)."""
+        return Coverage(tuple(entry for entry in self.entries if entry.variable in variables))
 
     @property
     def counts(self) -> dict[Treatment, int]:
@@ -149,4 +156,4 @@ class Coverage:
             "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in (header, *rows)
         ]
         summary = ", ".join(f"{count} {t.value}" for t, count in self.counts.items() if count) or "no variables"
-        return "\n".join([lines[0], "  ".join("─" * w for w in widths), *lines[1:], summary])
+        return "\n".join([lines[0], "  ".join("─" * w for w in widths), *lines[1:], summary, *self.notes])
