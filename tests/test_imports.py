@@ -13,7 +13,7 @@ PACKAGE = Path(netjac.__file__).parent
 HEAVY = ("tensorflow", "keras", "dask", "zarr", "matplotlib", "typer", "tqdm", "sklearn")
 
 FOUNDATION = {"errors", "spaces", "sites"}
-JACOBIAN = {"layout", "plan", "materialise", "arguments", "algebra", "transposed", "jacobian"}
+JACOBIAN = {"layout", "plan", "materialise", "arguments", "algebra", "transposed", "operator", "jacobian"}
 
 # What each part may import of the package; its own folder always. Parts not listed may import all but a framework.
 ARROWS = {
@@ -27,7 +27,8 @@ ARROWS = {
     "materialise": {"errors", "plan", "blocks"},
     "arguments": {"errors", "materialise"},
     "algebra": {"errors", "plan", "blocks", "materialise"},
-    "transposed": {"errors", "arguments", "jacobian"},
+    "transposed": {"errors", "arguments"},
+    "operator": FOUNDATION | JACOBIAN - {"jacobian"},
     "jacobian": FOUNDATION | JACOBIAN | {"blocks"},
     "optimize": FOUNDATION | JACOBIAN | {"blocks", "api", "tensorflow"},
 }

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from scipy.linalg import LinAlgError, blas, lapack, svd
-from scipy.sparse.linalg import LinearOperator, lsmr
+from scipy.sparse.linalg import lsmr
 
 from netjac import materialise, plan
 from netjac.blocks.base import Block
@@ -187,13 +187,12 @@ def mirror(square: NDArray[Any], step: int = 256) -> None:
 # ---- Jᵀ J
 
 
-def normal(parts: Parts, weights: NDArray[Any] | None, dtype: np.dtype[Any], threads: int) -> NDArray[Any]:
-    """Jᵀ diag(weights) J (m, m), for weights (n, l) or None, by tiles of explicit rows."""
-    m = parts.m
-    total = np.zeros((m, m), dtype)
+def add_normal(parts: Parts, weights: NDArray[Any] | None, total: NDArray[Any], threads: int) -> None:
+    """Lower part of total (m, m) += Jᵀ diag(weights) J, for weights (n, l) or None, by tiles of explicit rows."""
+    m, dtype = parts.m, total.dtype
     budget = min(max(total.nbytes // 10, 1 << 22), _LARGE_TILE)
     if not m:
-        return total
+        return
     for samples in plan.tiles(parts.n, parts.l * m * dtype.itemsize, budget):
         rows = parts.rows(samples, dtype, threads).reshape(-1, m)
         if weights is None:
@@ -205,8 +204,6 @@ def normal(parts: Parts, weights: NDArray[Any] | None, dtype: np.dtype[Any], thr
             chosen = np.sign(w) == sign
             if np.any(chosen):
                 _add_normal(rows if np.all(chosen) else rows[chosen], sign, total)
-    mirror(total)
-    return total
 
 
 def _add_normal(rows: NDArray[Any], sign: float, total: NDArray[Any]) -> None:
@@ -224,9 +221,8 @@ def _add_normal(rows: NDArray[Any], sign: float, total: NDArray[Any]) -> None:
 # ---- norms
 
 
-def row_squares(parts: Parts) -> NDArray[Any]:
-    """Squared norm of each row, (n, l)."""
-    out = np.zeros((parts.n, parts.l), parts.dtype)
+def add_row_squares(parts: Parts, out: NDArray[Any]) -> None:
+    """out (n, l) += squared norm of each row."""
     for i in parts.cover.alone:
         out += parts.blocks[i].row_squares()
     for which in parts.cover.shared:
@@ -234,12 +230,10 @@ def row_squares(parts: Parts) -> NDArray[Any]:
         for samples in plan.tiles(parts.n, parts.l * group.m * parts.dtype.itemsize, _LARGE_TILE):
             rows = group.rows(samples, parts.dtype)
             out[samples] += np.einsum("nlm,nlm->nl", rows, rows)
-    return out
 
 
-def column_squares(parts: Parts) -> NDArray[Any]:
-    """Squared norm of each column, (m,)."""
-    out = np.zeros(parts.m, parts.dtype)
+def add_column_squares(parts: Parts, out: NDArray[Any]) -> None:
+    """out (m,) += squared norm of each column."""
     for i in parts.cover.alone:
         parts.blocks[i].add_column_squares(out)
     for which in parts.cover.shared:
@@ -250,7 +244,6 @@ def column_squares(parts: Parts) -> NDArray[Any]:
             squares += np.einsum("nlm,nlm->m", rows, rows)
         for (start, stop), (begin, end) in zip(parts.touched(which), group.borders, strict=True):
             out[start:stop] += squares[begin:end]
-    return out
 
 
 # ---- min ‖J x − b‖² + damping ‖x‖²
@@ -260,24 +253,50 @@ _SETTLED = 1e-10  # relative size of the last correction that counts as converge
 _CORRECTIONS = 12
 
 
-def solve(J: LinearOperator, parts: Parts, b: NDArray[np.float64], damping: float) -> NDArray[np.float64]:
-    """The x (m,) of least ‖J x − b‖² + damping ‖x‖², of smallest norm where there are several; b (n*l,)."""
+class Solvable(Protocol):
+    """What `solve` needs: a SciPy operator in double precision, and its explicit forms."""
+
+    shape: tuple[int, int]
+
+    def matvec(self, v: NDArray[Any], /) -> NDArray[Any]:
+        """J v."""
+
+    def rmatvec(self, u: NDArray[Any], /) -> NDArray[Any]:
+        """Jᵀ u."""
+
+    def gram(self, *, dtype: DTypeLike) -> NDArray[Any]:
+        """J Jᵀ."""
+
+    def normal(self, *, dtype: DTypeLike) -> NDArray[Any]:
+        """Jᵀ J."""
+
+    def to_array(self, *, dtype: DTypeLike) -> NDArray[Any]:
+        """J."""
+
+
+def solve(J: Solvable, b: NDArray[np.float64], damping: float, limit: int | None = None) -> NDArray[np.float64]:
+    """The x (m,) of least ‖J x − b‖² + damping ‖x‖², of smallest norm where there are several; b (n*l,).
+
+    ``limit`` is the most bytes an explicit matrix may take, where that is less than the constants above allow.
+    """
     rows, m = J.shape
     if not rows or not m:
         return np.zeros(m)
-    if min(rows, m) <= DIRECT_SIZE:
-        x = _by_cholesky(J, parts, b, damping)
+    allowed = max(_LARGE_TILE, limit) if limit is not None else max(DENSE_BYTES, 8 * DIRECT_SIZE**2)
+    size = min(rows, m)
+    if size <= DIRECT_SIZE and size**2 * 8 <= allowed:
+        x = _by_cholesky(J, b, damping)
         if x is not None:
             return x
-        if rows * m * 8 <= DENSE_BYTES:
-            return _by_singular_values(parts, b, damping)
+        if rows * m * 8 <= min(DENSE_BYTES, allowed):
+            return _by_singular_values(J, b, damping)
     solution = lsmr(J, b, damp=np.sqrt(damping), atol=1e-12, btol=1e-12, conlim=1e12, maxiter=10 * min(rows, m))[0]
     if not np.all(np.isfinite(solution)):
         raise DataError("the Jacobian holds values that are not finite.")
     return np.asarray(solution, np.float64)
 
 
-def _by_cholesky(J: LinearOperator, parts: Parts, b: NDArray[np.float64], damping: float) -> NDArray[np.float64] | None:
+def _by_cholesky(J: Solvable, b: NDArray[np.float64], damping: float) -> NDArray[np.float64] | None:
     """Factorise the smaller of J Jᵀ + damping and Jᵀ J + damping; None where that cannot be trusted.
 
     With few rows x = Jᵀ a and (J Jᵀ + damping) a = b, else (Jᵀ J + damping) x = Jᵀ b. Either is corrected with the
@@ -286,11 +305,7 @@ def _by_cholesky(J: LinearOperator, parts: Parts, b: NDArray[np.float64], dampin
     """
     rows, m = J.shape
     few_rows = rows <= m
-    if few_rows:
-        matrix = np.empty((rows, rows))
-        gram(parts, None, matrix.reshape(parts.n, parts.l, parts.n, parts.l), threads=1)
-    else:
-        matrix = normal(parts, None, np.dtype(np.float64), materialise.available_cores())
+    matrix = J.gram(dtype=np.float64) if few_rows else J.normal(dtype=np.float64)
     matrix.flat[:: matrix.shape[0] + 1] += damping
     if not np.isfinite(np.trace(matrix)):
         return None
@@ -322,16 +337,16 @@ def _by_cholesky(J: LinearOperator, parts: Parts, b: NDArray[np.float64], dampin
     return x if change <= _SETTLED * size else None
 
 
-def _by_singular_values(parts: Parts, b: NDArray[np.float64], damping: float) -> NDArray[np.float64]:
+def _by_singular_values(J: Solvable, b: NDArray[np.float64], damping: float) -> NDArray[np.float64]:
     """By the singular values of the explicit J, those of rounding size dropped as `numpy.linalg.lstsq` drops them."""
-    matrix = parts.rows(slice(0, parts.n), np.float64, materialise.available_cores()).reshape(-1, parts.m)
+    matrix = J.to_array(dtype=np.float64)
     if not np.all(np.isfinite(matrix)):
         raise DataError("the Jacobian holds values that are not finite.")
     rank_tolerance = np.finfo(np.float64).eps * max(matrix.shape)
     try:
         U, s, Vt = svd(matrix, full_matrices=False, overwrite_a=True, check_finite=False)
     except LinAlgError:
-        matrix = parts.rows(slice(0, parts.n), np.float64).reshape(-1, parts.m)
+        matrix = J.to_array(dtype=np.float64)
         U, s, Vt = svd(matrix, full_matrices=False, overwrite_a=True, check_finite=False, lapack_driver="gesvd")
     kept = s > rank_tolerance * s[0]
     gain = np.divide(s, s * s + damping, where=kept, out=np.zeros_like(s))

@@ -1,7 +1,7 @@
 """The Jacobian: a SciPy LinearOperator made of blocks.
 
-Nothing dense is formed until it is asked for. Public methods validate and say what is wrong; what they compute with
-is in `blocks`, `materialise` and `algebra`.
+Nothing dense is formed until it is asked for. The verbs that need no more than tiles of rows are in `operator`; what
+they compute with is in `blocks`, `materialise` and `algebra`.
 """
 
 from __future__ import annotations
@@ -12,19 +12,17 @@ from typing import Any, final
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
-from scipy.sparse.linalg import LinearOperator
 
 from netjac import algebra, arguments, materialise
 from netjac.blocks.base import Block
-from netjac.errors import DataError, DtypeError, ShapeError
-from netjac.layout import parse
+from netjac.errors import ShapeError
+from netjac.operator import JacobianOperator
 from netjac.sites import Coverage
 from netjac.spaces import OutputSpace, ParameterSpace
-from netjac.transposed import TransposedJacobian
 
 
 @final
-class Jacobian(LinearOperator):
+class Jacobian(JacobianOperator):
     """Derivative of n samples' l outputs with respect to m parameters, kept as layer factors.
 
     Made by `netjac.jacobian`. Rows are sample-major (row i·l + j is output j of sample i), columns are the variables
@@ -77,28 +75,15 @@ class Jacobian(LinearOperator):
         coverage: Coverage,
         dtype: DTypeLike | None = None,
     ) -> None:
-        outputs = np.asarray(y).view()
-        if outputs.ndim != 2 or outputs.shape[1] != output_space.size:
-            raise ShapeError(f"y must have shape (n, {output_space.size}), and has {outputs.shape}.")
-        outputs.flags.writeable = False
-        n, l = outputs.shape
+        super().__init__(parameters, output_space, y, coverage, dtype)
         for block in blocks:
-            if block.n != n or block.l != l:
-                raise ShapeError(f"y has shape {(n, l)} and one of the blocks belongs to {(block.n, block.l)}.")
-        self.y = outputs
-        self.n, self.l, self.m = n, l, parameters.size
-        self.parameters = parameters
-        self.output_space = output_space
-        self.coverage = coverage
+            if block.n != self.n or block.l != self.l:
+                raise ShapeError(
+                    f"y has shape {(self.n, self.l)} and one of the blocks belongs to {(block.n, block.l)}."
+                )
         self.blocks = tuple(blocks)
-        super().__init__(arguments.floating(outputs.dtype if dtype is None else dtype), (n * l, parameters.size))
 
     # ---- what it is
-
-    @property
-    def outputs(self) -> Any:
-        """The outputs at which the derivative was taken, in the model's own structure and shapes; read-only views."""
-        return self.output_space.pack(self.y)
 
     @property
     def nbytes(self) -> int:
@@ -119,132 +104,35 @@ class Jacobian(LinearOperator):
         )
 
     @cached_property
-    def _cover(self) -> materialise.Cover:
+    def cover(self) -> materialise.Cover:
+        """Who of the blocks writes which columns."""
         return materialise.cover_of(self.blocks, self.m)
 
+    @cached_property
+    def parts(self) -> algebra.Parts:
+        """The blocks in the form `netjac.algebra` works on."""
+        borders = tuple((segment.start, segment.stop) for segment in self.parameters.segments)
+        return algebra.Parts(self.blocks, self.cover, borders, self.n, self.l, self.m, self.dtype)
+
+    def _grid(self) -> Sequence[tuple[slice, slice]]:
+        return [(slice(0, self.n), slice(0, self.l))]
+
+    def _tile(self, samples: slice, outputs: slice) -> Jacobian:
+        return self
+
     def _widened(self, dtype: np.dtype[Any]) -> Jacobian:
-        """The same Jacobian in a wider precision; itself where that is not wider."""
         if np.can_cast(dtype, self.dtype):
             return self
         blocks = [algebra.widened(block, dtype) for block in self.blocks]
         return Jacobian(self.parameters, self.output_space, self.y, blocks, self.coverage, dtype)
 
-    # ---- the operator protocol: J v, Jᵀ u
-
-    def __matmul__(self, other: Any) -> Any:
-        if type(other) is np.ndarray and 0 < other.ndim <= 2:
-            return self._product(other)
-        return super().__matmul__(other)
-
-    def _matvec(self, x: Any) -> NDArray[Any]:
-        return self._product(arguments.array(x))
-
-    def _matmat(self, X: Any) -> NDArray[Any]:
-        return self._product(arguments.array(X))
-
-    def _rmatvec(self, x: Any) -> NDArray[Any]:
-        return self._transposed_product(arguments.array(x))
-
-    def _rmatmat(self, X: Any) -> NDArray[Any]:
-        return self._transposed_product(arguments.array(X))
-
-    def _transpose(self) -> TransposedJacobian:
-        return TransposedJacobian(self)
-
-    def _adjoint(self) -> TransposedJacobian:
-        return TransposedJacobian(self)
-
-    def _product(self, v: NDArray[Any]) -> NDArray[Any]:
-        """J v (n*l,) or (n*l, q), for v (m,) or (m, q)."""
-        if v.shape[0] != self.m:
-            raise ShapeError(f"J @ v needs v of shape ({self.m},) or ({self.m}, q), m first, and got {v.shape}.")
-        dtype = self.dtype
-        if v.dtype != dtype:
-            dtype = np.result_type(dtype, v.dtype)
-            if dtype.kind == "c":
-                return self._product(v.real) + 1j * self._product(v.imag)
-            v = v.astype(arguments.real(dtype), copy=False)
-        columns = v if v.ndim == 2 else v[:, None]
-        out = np.zeros((self.n, self.l, columns.shape[1]), dtype)
+    def _add_product(self, v: NDArray[Any], out: NDArray[Any]) -> None:
         for block in self.blocks:
-            block.add_product(columns, out)
-        return out.reshape((self.shape[0], *v.shape[1:]))
+            block.add_product(v, out)
 
-    def _transposed_product(self, u: NDArray[Any]) -> NDArray[Any]:
-        """Jᵀ u (m,) or (m, q), for u (n*l,) or (n*l, q)."""
-        rows = self.shape[0]
-        if u.shape[0] != rows:
-            raise ShapeError(f"J.T @ u needs u of shape ({rows},) or ({rows}, q), n*l first, and got {u.shape}.")
-        dtype = self.dtype
-        if u.dtype != dtype:
-            dtype = np.result_type(dtype, u.dtype)
-            if dtype.kind == "c":
-                return self._transposed_product(u.real) + 1j * self._transposed_product(u.imag)
-            u = u.astype(arguments.real(dtype), copy=False)
-        width = 1 if u.ndim == 1 else u.shape[1]
-        out = np.zeros((self.m, width), dtype)
-        cotangents = u.reshape(self.n, self.l, width)
+    def _add_adjoint(self, u: NDArray[Any], out: NDArray[Any]) -> None:
         for block in self.blocks:
-            block.add_adjoint(cotangents, out)
-        return out if u.ndim == 2 else out[:, 0]
-
-    # ---- the explicit matrix
-
-    def to_array(
-        self,
-        layout: str = "(n l) m",
-        *,
-        out: NDArray[Any] | None = None,
-        dtype: DTypeLike | None = None,
-        threads: int | None = None,
-    ) -> NDArray[Any]:
-        """Return the explicit Jacobian, its axes arranged as asked.
-
-        Parameters
-        ----------
-        layout : str
-            The letters n, l and m, each once, in any order and grouping: ``"(n l) m"`` is the matrix,
-            ``"(l m) n"`` has a column a sample, ``"n l m"`` three axes.
-        out : array, optional
-            Written to and returned: of the layout's shape, real floating, any strides.
-        dtype
-            Real floating; by default that of ``out``, or else of the Jacobian.
-        threads : int, optional
-            By default every core available to the process.
-
-        Returns
-        -------
-        array
-            ``out``, or a new array in C order.
-
-        Raises
-        ------
-        LayoutError
-            Where the layout is not an arrangement of n, l and m.
-        ShapeError, DtypeError, DataError
-            Where ``out`` does not fit, ``dtype`` is not real floating or differs from that of ``out``, or ``out`` is
-            read-only. Nothing has been written then.
-
-        Examples
-        --------
-        >>> from netjac.examples import linear_layer
-        >>> J = linear_layer()
-        >>> J.to_array("(l m) n").shape, J.to_array("n l m", dtype="float64").dtype
-        ((16, 3), dtype('float64'))
-        """
-        arrangement = parse(layout)
-        workers = arguments.threads(threads)
-        shape = arrangement.shape(self.n, self.l, self.m)
-        out = arguments.buffer(shape, out, dtype, self.dtype, f"the layout {layout!r}")
-        view = arrangement.view(np.asarray(out), self.n, self.l, self.m)
-        materialise.fill(self.blocks, self._cover, view, threads=workers)
-        return out
-
-    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
-        if copy is False:
-            raise DataError("a Jacobian is kept as factors, so an array of it is always new; ask without copy=False.")
-        matrix = self.to_array()
-        return matrix if dtype is None else matrix.astype(dtype, copy=False)
+            block.add_adjoint(u, out)
 
     # ---- parts of it
 
@@ -273,8 +161,7 @@ class Jacobian(LinearOperator):
             old = self.parameters.segments[position]
             parts = [block.restricted(old.start, old.stop, new.start - old.start) for block in self.blocks]
             blocks += [part for part in parts if part is not None]
-        chosen = {self.parameters.segments[position].name for position in positions}
-        coverage = Coverage(tuple(entry for entry in self.coverage.entries if entry.variable in chosen))
+        coverage = self.coverage.of(space.names)
         return Jacobian(space, self.output_space, self.y, blocks, coverage, self.dtype)
 
     def __getitem__(self, samples: Any) -> Jacobian:
@@ -319,166 +206,6 @@ class Jacobian(LinearOperator):
         y = np.matmul(b, self.y[:, :, None].astype(dtype, copy=False))[:, :, 0]
         space = OutputSpace.flat(b.shape[1], dtype.name)
         return Jacobian(self.parameters, space, y, [block.scaled(b) for block in self.blocks], self.coverage, dtype)
-
-    # ---- algebra
-
-    def gram(
-        self,
-        other: Jacobian | None = None,
-        dtype: DTypeLike | None = None,
-        out: NDArray[Any] | None = None,
-        threads: int | None = None,
-    ) -> NDArray[Any]:
-        """Return J Jᵀ (n*l, n*l), or J otherᵀ: the empirical tangent kernel, without forming J.
-
-        For a block with one position a sample it is the Hadamard product (A Aᵀ) ∘ (D Dᵀ) (Khatri–Rao product
-        identity; Novak et al. 2022, "Fast finite width neural tangent kernel", §3.2, "structured derivatives").
-
-        Parameters
-        ----------
-        other
-            A Jacobian with respect to the same parameters, of other samples.
-        dtype
-            Real floating, of the result and of the sums; by default the Jacobians' own.
-        out : (n*l, n*l of other), optional
-            Written to and returned.
-        threads : int, optional
-            Tiles worked on at once; by default one, because BLAS spreads the products in it over the cores.
-
-        Returns
-        -------
-        (n*l, n*l of other) array
-            Exactly symmetric where ``other`` is None. Peak memory is that of the result and a tenth of
-            it, or a few megabytes if that is more.
-
-        Raises
-        ------
-        ShapeError, DtypeError
-            Where ``other`` is not a Jacobian with as many parameters, or ``out`` does not fit.
-
-        Examples
-        --------
-        >>> from netjac.examples import linear_layer
-        >>> J = linear_layer()
-        >>> np.allclose(J.gram(), np.asarray(J) @ np.asarray(J).T)
-        True
-        """
-        if other is not None and not isinstance(other, Jacobian):
-            raise DtypeError(f"gram(other) takes another Jacobian, and got {arguments.describe(other)}.")
-        if other is not None and other.parameters.shapes != self.parameters.shapes:
-            raise ShapeError("gram(other) needs a Jacobian of the same variables: their shapes or their order differ.")
-        columns = self if other is None else other
-        workers = 1 if threads is None else arguments.threads(threads)
-        default = np.result_type(self.dtype, columns.dtype)
-        out = arguments.buffer((self.shape[0], columns.shape[0]), out, dtype, default, "the Gram matrix")
-        view = np.asarray(out).reshape(self.n, self.l, columns.n, columns.l)
-        rows = _parts(self._widened(out.dtype))
-        algebra.gram(rows, None if other is None else _parts(other._widened(out.dtype)), view, workers)
-        return out
-
-    def normal(
-        self, weights: ArrayLike | None = None, dtype: DTypeLike | None = None, threads: int | None = None
-    ) -> NDArray[Any]:
-        """Return Jᵀ J (m, m), or Jᵀ diag(w) J, accumulated over tiles of samples.
-
-        Parameters
-        ----------
-        weights : (n*l,), (n, l) or (n,), optional
-            A weight a row, or a sample; of any sign.
-        dtype
-            Real floating, of the result and of the sums; by default the Jacobian's own.
-        threads : int, optional
-            By default every core available to the process.
-
-        Returns
-        -------
-        (m, m) array
-            Exactly symmetric.
-
-        Raises
-        ------
-        ShapeError, DataError, DtypeError
-            Where the weights have another shape, or are not finite or not real.
-
-        Examples
-        --------
-        >>> from netjac.examples import linear_layer
-        >>> J = linear_layer()
-        >>> dense = np.asarray(J)
-        >>> np.allclose(J.normal(weights=[1.0, 2.0, 0.5]), dense.T @ np.diag([1, 1, 2, 2, 0.5, 0.5]) @ dense)
-        True
-        """
-        precision = arguments.floating(self.dtype if dtype is None else dtype)
-        w = None if weights is None else arguments.row_weights(weights, self.n, self.l)
-        return algebra.normal(_parts(self._widened(precision)), w, precision, arguments.threads(threads))
-
-    def row_norms(self, squared: bool = False) -> NDArray[Any]:
-        """Return the Euclidean norm of each row (n*l,), or its square: how much each output depends on all parameters.
-
-        Examples
-        --------
-        >>> from netjac.examples import linear_layer
-        >>> J = linear_layer()
-        >>> np.allclose(J.row_norms(), np.linalg.norm(np.asarray(J), axis=1))
-        True
-        """
-        squares = algebra.row_squares(_parts(self)).reshape(-1)
-        return squares if squared else np.sqrt(squares, out=squares)
-
-    def column_norms(self, squared: bool = False) -> NDArray[Any]:
-        """Return the Euclidean norm of each column (m,), or its square: how much each parameter moves all outputs.
-
-        Examples
-        --------
-        >>> from netjac.examples import linear_layer
-        >>> J = linear_layer()
-        >>> np.allclose(J.column_norms(), np.linalg.norm(np.asarray(J), axis=0))
-        True
-        """
-        squares = algebra.column_squares(_parts(self))
-        return squares if squared else np.sqrt(squares, out=squares)
-
-    def lstsq(self, b: ArrayLike, damping: float = 0.0) -> NDArray[np.float64]:
-        """Return the x that minimises ‖J x − b‖² + damping ‖x‖², in double precision.
-
-        With ``damping=0`` it is the solution of smallest norm, as of `numpy.linalg.lstsq`, J of full rank or not.
-        The smaller of J Jᵀ and Jᵀ J is factorised, with iterative refinement; a badly conditioned problem is solved
-        by the singular values of the explicit J, and one too large for either by LSMR.
-
-        Parameters
-        ----------
-        b : (n*l,) or (n, l)
-        damping : float
-            Not negative. A Levenberg–Marquardt step is ``J.lstsq(-residual, damping)``.
-
-        Returns
-        -------
-        (m,) array of float64
-
-        Raises
-        ------
-        ShapeError, DataError, DtypeError
-            Where b has another shape, is not finite or not real, damping is negative or not finite, or the Jacobian
-            itself is not finite.
-
-        Examples
-        --------
-        >>> from netjac.examples import linear_layer
-        >>> J = linear_layer()
-        >>> b = np.arange(6.0)
-        >>> np.allclose(J.lstsq(b), np.linalg.lstsq(np.asarray(J), b)[0])
-        True
-        """
-        target = arguments.target(b, self.n, self.l)
-        penalty = arguments.damping(damping)
-        wide = self._widened(np.dtype(np.float64))
-        return algebra.solve(wide, _parts(wide), target, penalty)
-
-
-def _parts(jacobian: Jacobian) -> algebra.Parts:
-    borders = tuple((segment.start, segment.stop) for segment in jacobian.parameters.segments)
-    J = jacobian
-    return algebra.Parts(J.blocks, J._cover, borders, J.n, J.l, J.m, J.dtype)
 
 
 def _megabytes(size: int) -> str:

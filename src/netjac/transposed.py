@@ -11,14 +11,14 @@ from scipy.sparse.linalg import LinearOperator
 from netjac import arguments
 
 if TYPE_CHECKING:
-    from netjac.jacobian import Jacobian
+    from netjac.operator import JacobianOperator
 
 
 @final
 class TransposedJacobian(LinearOperator):
-    """The transpose of a `Jacobian`, of shape (m, n*l); its own transpose is the Jacobian it came from."""
+    """The transpose of a Jacobian, of shape (m, n*l); its own transpose is the Jacobian it came from."""
 
-    def __init__(self, jacobian: Jacobian) -> None:
+    def __init__(self, jacobian: JacobianOperator) -> None:
         self.jacobian = jacobian
         self.dtype = jacobian.dtype  # known to be valid: LinearOperator.__init__ would check them again
         self.shape = (jacobian.shape[1], jacobian.shape[0])
@@ -40,10 +40,10 @@ class TransposedJacobian(LinearOperator):
     def _rmatmat(self, X: Any) -> NDArray[Any]:
         return self.jacobian._product(arguments.array(X))
 
-    def _transpose(self) -> Jacobian:
+    def _transpose(self) -> JacobianOperator:
         return self.jacobian
 
-    def _adjoint(self) -> Jacobian:
+    def _adjoint(self) -> JacobianOperator:
         return self.jacobian
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
