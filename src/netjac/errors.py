@@ -42,3 +42,11 @@ class RandomModelError(NetjacError, ValueError):
 
 class ProbeError(NetjacError, RuntimeError):
     """The factors disagree with the ordinary derivative; no matrix is returned."""
+
+
+class MemoryBudgetError(NetjacError, MemoryError):
+    """A memory budget that not even one output of one sample fits; ``least`` is the number of bytes that would do."""
+
+    def __init__(self, message: str, least: int = 0) -> None:
+        super().__init__(message)
+        self.least = least

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-from math import isqrt
+import re
+from dataclasses import dataclass, replace
+from itertools import pairwise, product
+from math import isfinite, isqrt
+from numbers import Real
+
+from netjac.errors import DataError, DtypeError, MemoryBudgetError
+
+_PREFIXES = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_AMOUNT = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(?:([kmgt]?)(i?)b?)?\s*", re.IGNORECASE)
 
 
 def tile_count(n: int, sample_bytes: int, budget: int) -> int:
@@ -59,3 +67,134 @@ def square_tile(pair_bytes: int, budget: int) -> int:
     70
     """
     return max(1, isqrt(max(0, budget) // max(1, pair_bytes)))
+
+
+# ---- memory
+
+
+def memory_bytes(memory: float | str) -> int:
+    """Bytes of a memory budget: a number of them, or a string such as "512 MiB", "2 GB" or "1.5GiB".
+
+    kB, MB, GB and TB are powers of 1000, KiB, MiB, GiB and TiB of 1024; upper and lower case are the same.
+
+    Raises
+    ------
+    DataError, DtypeError
+        Where it is not positive, cannot be read, or is neither a number nor a string.
+
+    Examples
+    --------
+    >>> memory_bytes("512 MiB"), memory_bytes("2 GB"), memory_bytes(1e6)
+    (536870912, 2000000000, 1000000)
+    """
+    if isinstance(memory, str):
+        match = _AMOUNT.fullmatch(memory)
+        if match is None or (match[3] and not match[2]):
+            raise DataError(
+                f"memory={memory!r} is no amount of memory; write a number and a unit, as in '512 MiB' or '2 GB' "
+                "(units: B, kB, MB, GB, TB, KiB, MiB, GiB, TiB)."
+            )
+        base = 1024 if match[3] else 1000
+        amount = float(match[1]) * base ** _PREFIXES[(match[2] or "").lower()]
+    elif isinstance(memory, Real) and not isinstance(memory, bool):
+        amount = float(memory)
+    else:
+        raise DtypeError(
+            f"memory must be a number of bytes, a string such as '512 MiB', or None, and is a {type(memory).__name__}."
+        )
+    if not (isfinite(amount) and amount >= 1):
+        raise DataError(f"memory must be one byte or more, and finite, and is {memory!r}.")
+    return int(amount)
+
+
+def in_words(size: int) -> str:
+    """A number of bytes to read, rounded up, such that `memory_bytes` of it is no less.
+
+    Examples
+    --------
+    >>> in_words(500), in_words(67_108_864), in_words(67_108_865)
+    ('500 B', '64 MiB', '64.1 MiB')
+    """
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if size >= 1024**power:
+            tenths = -(-size * 10 // 1024**power)
+            return f"{tenths // 10}.{tenths % 10} {unit}".replace(".0 ", " ")
+    return f"{size} B"
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes that the factors of some samples and outputs take, and what is needed besides while they are computed.
+
+    Attributes
+    ----------
+    sample, row : int
+        Held: s samples and r outputs of each take s·(sample + r·row).
+    sample_work, row_work : int
+        The same for temporaries.
+    """
+
+    sample: int
+    row: int
+    sample_work: int = 0
+    row_work: int = 0
+
+    def held(self, samples: int, rows: int) -> int:
+        """Bytes of the factors, once they are there."""
+        return samples * (self.sample + rows * self.row)
+
+    def peak(self, samples: int, rows: int) -> int:
+        """Bytes at the worst moment of computing them."""
+        return self.held(samples, rows) + samples * (self.sample_work + rows * self.row_work)
+
+    def need(self, samples: int, rows: int) -> int:
+        """Bytes at the worst moment where one tile is still held while the next is computed."""
+        return self.held(samples, rows) + self.peak(samples, rows)
+
+    def widened(self) -> Footprint:
+        """After conversion from single to double precision."""
+        held = {"sample": 2 * self.sample, "row": 2 * self.row}
+        return replace(self, **held, sample_work=self.sample_work + self.sample, row_work=self.row_work + self.row)
+
+
+def tile_sizes(n: int, l: int, footprint: Footprint, budget: int) -> tuple[int, int]:
+    """Most samples and outputs of a tile such that two tiles fit the budget, one held and one being computed.
+
+    All outputs of as many samples as fit; where those of one sample are too many, some outputs of one sample.
+
+    Raises
+    ------
+    MemoryBudgetError
+        Where one output of one sample is above the budget.
+
+    Examples
+    --------
+    >>> tile_sizes(n=100, l=10, footprint=Footprint(sample=1000, row=400), budget=100_000)
+    (10, 10)
+    >>> tile_sizes(n=100, l=1000, footprint=Footprint(sample=1000, row=400), budget=100_000)
+    (1, 122)
+    """
+    n, l = max(1, n), max(1, l)
+    samples = budget // max(1, footprint.need(1, l))
+    if samples:
+        return min(n, samples), l
+    first = footprint.need(1, 1)
+    if first > budget:
+        raise MemoryBudgetError(
+            f"one output of one sample needs {in_words(first)} of memory, more than the budget of {in_words(budget)}; "
+            f"the least that works is memory={first}.",
+            least=first,
+        )
+    return 1, 1 + (budget - first) // (footprint.need(1, 2) - first)
+
+
+def tile_grid(n: int, l: int, footprint: Footprint, budget: int) -> list[tuple[slice, slice]]:
+    """Tiles (samples, outputs) of n samples' l outputs, sample by sample, none larger than `tile_sizes` allows.
+
+    Examples
+    --------
+    >>> tile_grid(n=2, l=3, footprint=Footprint(sample=0, row=10), budget=40)
+    [(slice(0, 1, None), slice(0, 2, None)), (slice(0, 1, None), slice(2, 3, None)), ...]
+    """
+    samples, rows = tile_sizes(n, l, footprint, budget)
+    return list(product(row_tiles(n, -(-n // samples)), row_tiles(l, -(-l // rows))))
