@@ -66,7 +66,7 @@ Examples
 
 from importlib.metadata import PackageNotFoundError, version
 
-from netjac.api import input_jacobian, jacobian, parameters
+from netjac.api import input_jacobian, jacobian, jacobian_tensor, parameters
 from netjac.errors import (
     DataError,
     DtypeError,
@@ -94,6 +94,7 @@ del PackageNotFoundError, version
 __all__ = [
     "jacobian",
     "input_jacobian",
+    "jacobian_tensor",
     "parameters",
     "Jacobian",
     "LeastSquares",

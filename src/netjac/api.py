@@ -93,6 +93,58 @@ def input_jacobian(model: Any, x: Any) -> Any:
     return _tensorflow().input_jacobian(model, x)
 
 
+def jacobian_tensor(model: Any, x: Any, layout: str = "(n l) m", variables: Sequence[Any] | None = None) -> Any:
+    """The Jacobian at the variables' present values as a ``tf.Tensor`` that can be differentiated again.
+
+    For losses made of the Jacobian, eagerly under a ``tf.GradientTape`` or inside a ``tf.function`` of one's own. For
+    anything else `jacobian` is better: it never forms the matrix.
+
+    Parameters
+    ----------
+    model, variables
+        As for `jacobian`. The variables are read when the tensor is computed.
+    x
+        As for `jacobian`; its arrays may be symbolic tensors (n, ...), all sizes but n known. On the first use of a
+        model and signature the model is probed: at ``x`` if that has values, at made-up samples if it is symbolic
+        (floating numbers in (0.1, 0.9), integers 0). To probe at real data, call it once eagerly.
+    layout : str
+        Arrangement of the letters n (samples), l (outputs of a sample) and m (parameters), as for
+        `Jacobian.to_array`.
+
+    Returns
+    -------
+    tf.Tensor
+        In the given layout; float64 if a variable or output is, else float32. Derivatives go through it to the
+        variables and to ``x``, if those are tensors or variables.
+
+    Raises
+    ------
+    LayoutError
+        The layout is no arrangement of n, l and m.
+    ModelError, ShapeError, DtypeError, DataError, SampleMixingError, RandomModelError, ProbeError, ImportError
+        As for `jacobian`.
+
+    Examples
+    --------
+    ::
+
+        import tensorflow as tf, netjac as nj
+
+        W = tf.Variable(tf.ones((3, 2)))
+
+        @tf.function
+        def penalty(x):
+            J = nj.jacobian_tensor(lambda x: tf.tanh(x @ W), x, variables=[W])  # (n*l, m)
+            return tf.reduce_sum(J**2)
+
+        x = tf.constant([[0.1, 0.7, 0.5]])
+        with tf.GradientTape() as tape:
+            loss = penalty(x)
+        tape.gradient(loss, W)  # (3, 2)
+    """
+    return _tensorflow().jacobian_tensor(model, x, layout, variables)
+
+
 def parameters(model: Any, variables: Sequence[Any] | None = None) -> ParameterSpace:
     """Names, shapes and places of a model's trainable parameters: the columns of its Jacobian.
 

@@ -6,5 +6,6 @@ hands use sites and their values to `netjac.factor` and has the `probe` compare 
 """
 
 from netjac.tensorflow.evaluator import Evaluator, evaluator, input_jacobian, jacobian, parameters
+from netjac.tensorflow.tensor import jacobian_tensor
 
-__all__ = ["Evaluator", "evaluator", "input_jacobian", "jacobian", "parameters"]
+__all__ = ["Evaluator", "evaluator", "input_jacobian", "jacobian", "jacobian_tensor", "parameters"]
