@@ -59,8 +59,8 @@ def jacobian(model: Any, x: Any, *, variables: Sequence[Any] | None = None) -> J
     return result
 
 
-def input_jacobian(model: Any, x: Any) -> Any:
-    r"""Derivative of each sample's outputs with respect to that sample's inputs.
+def input_jacobian(model: Any, x: Any, across_samples: bool = False) -> Any:
+    r"""Derivative of each sample's outputs with respect to that sample's inputs, or to those of all samples.
 
     Parameters
     ----------
@@ -68,17 +68,24 @@ def input_jacobian(model: Any, x: Any) -> Any:
         As for `jacobian`.
     x
         Floating inputs of n samples; a list or dict of arrays gives the same structure back.
+    across_samples : bool
+        Whether to differentiate with respect to all samples' inputs: for models in which one sample's outputs depend on
+        other samples (batch statistics in training mode, a softmax or attention across the batch). The result is n
+        times as large, and takes one backward pass for each of its n·l rows.
 
     Returns
     -------
     array (n, l, \*input shape), or the structure of ``x`` with one such array a leaf
-        l counts all outputs of a sample, flattened.
+        l counts all outputs of a sample, flattened. With ``across_samples``, arrays (n, l, n, \*input shape):
+        ``array[i, j, k]`` is the derivative of output j of sample i with respect to the input of sample k.
 
     Raises
     ------
     DtypeError
         An input is not floating, so that no derivative exists.
-    ModelError, ShapeError, DataError, SampleMixingError, RandomModelError, ImportError
+    SampleMixingError
+        A sample's outputs depend on other samples, and ``across_samples`` is False.
+    ModelError, ShapeError, DataError, RandomModelError, ImportError
         As for `jacobian`.
 
     Examples
@@ -89,8 +96,11 @@ def input_jacobian(model: Any, x: Any) -> Any:
 
         W = tf.Variable(tf.ones((3, 3)))
         nj.input_jacobian(lambda x: x @ W, [[1.0, 7.0, 5.0]])[0]  # the 3 × 3 matrix of ones, not [3, 3, 3]
+
+        centred = lambda x: x - tf.reduce_mean(x, axis=0)
+        nj.input_jacobian(centred, [[1.0], [2.0]], across_samples=True)[:, 0, :, 0]  # [[0.5, -0.5], [-0.5, 0.5]]
     """
-    return _tensorflow().input_jacobian(model, x)
+    return _tensorflow().input_jacobian(model, x, across_samples)
 
 
 def jacobian_tensor(model: Any, x: Any, layout: str = "(n l) m", variables: Sequence[Any] | None = None) -> Any:
@@ -115,7 +125,9 @@ def jacobian_tensor(model: Any, x: Any, layout: str = "(n l) m", variables: Sequ
     -------
     tf.Tensor
         In the given layout; float64 if a variable or output is, else float32. Derivatives go through it to the
-        variables and to ``x``, if those are tensors or variables.
+        variables and to ``x``, if those are tensors or variables; they are TensorFlow's own second derivatives, exact
+        where its operations have exact ones (not for ``tf.nn.moments`` and the Keras ``LayerNormalization``, which
+        stop the gradient of the mean).
 
     Raises
     ------

@@ -16,8 +16,8 @@ from netjac.errors import ModelError
 from netjac.jacobian import Jacobian
 from netjac.spaces import ParameterSpace
 from netjac.tensorflow.extractor import Extractor
-from netjac.tensorflow.inputs import InputExtractor
-from netjac.tensorflow.trace import floating_type, parameter_space, signature_of
+from netjac.tensorflow.inputs import CrossExtractor, InputExtractor
+from netjac.tensorflow.trace import Signature, floating_type, parameter_space, signature_of
 
 _KEPT: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
 _LOCK = threading.RLock()
@@ -97,23 +97,26 @@ def jacobian(model: Any, x: Any, variables: Sequence[Any] | None = None) -> Jaco
     return evaluator(model, x, variables).evaluate()
 
 
-def input_jacobian(model: Any, x: Any) -> Any:
+def input_jacobian(model: Any, x: Any, across_samples: bool = False) -> Any:
     """See `netjac.input_jacobian`."""
     variables = getattr(model, "trainable_variables", None)
     signature, leaves = signature_of(x, floating_type(parameter_space(model)) if variables else None)
 
-    def make() -> InputExtractor:
+    def extractor(given: Signature) -> InputExtractor | CrossExtractor:
+        return CrossExtractor(model, given) if across_samples else InputExtractor(model, given, leaves)
+
+    def make() -> InputExtractor | CrossExtractor:
         try:
-            return InputExtractor(model, signature, leaves)
+            return extractor(signature)
         except ModelError:  # a callable does not say which type it computes in
             if variables or set(signature.dtypes) not in ({"float32"}, {"float64"}):
                 raise
             other = "float32" if "float64" in signature.dtypes else "float64"
             with suppress(ModelError):
-                return InputExtractor(model, replace(signature, dtypes=(other,) * len(leaves)), leaves)
+                return extractor(replace(signature, dtypes=(other,) * len(leaves)))
             raise
 
-    found = _keep(model, ("inputs", signature.key), make)(leaves)
+    found = _keep(model, ("inputs", across_samples, signature.key), make)(leaves)
     return tf.nest.pack_sequence_as(signature.structure, found)
 
 

@@ -1,22 +1,25 @@
-"""Derivatives of the outputs with respect to the inputs, sample by sample."""
+"""Derivatives of the outputs with respect to the inputs: sample by sample, or of every sample to every other."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from netjac.errors import DtypeError
+from netjac.errors import DtypeError, SampleMixingError
 from netjac.spaces import ParameterSpace
 from netjac.tensorflow import probe
 from netjac.tensorflow.match import Graph
 from netjac.tensorflow.mixing import mixing_error, refuse_mixing
 from netjac.tensorflow.survey import LARGE, Survey
 from netjac.tensorflow.symbolic import sweeps
-from netjac.tensorflow.trace import Signature, argument_specs, flat_outputs, trace
+from netjac.tensorflow.trace import Signature, Trace, argument_specs, flat_outputs, trace
+
+TILE = 2**22  # numbers of the matrix that are computed at a time
 
 
 class InputExtractor:
@@ -29,18 +32,16 @@ class InputExtractor:
     """
 
     def __init__(self, model: Any, signature: Signature, leaves: Sequence[Any]) -> None:
-        for name in signature.dtypes:
-            if not tf.as_dtype(name).is_floating:
-                raise DtypeError(
-                    f"an input has dtype {name}, for which no derivative exists. If its values are real numbers, "
-                    "convert them to floating point (x.astype('float32')); if they are indices, differentiate with "
-                    "respect to the embedding's output: split the model there and pass the second part."
-                )
         self._signature = signature
-        self._trace = trace(model, signature, ParameterSpace((), ()))
-        probe.refuse_random(self._trace.program)
+        self._trace = _trace(model, signature)
         self._compiled = tf.function(self._run, autograph=False).get_concrete_function(*argument_specs(self._trace))
-        self._check(leaves)
+        try:
+            self._check(leaves)
+        except SampleMixingError as error:
+            raise SampleMixingError(
+                f"{error} For the derivative of each sample's outputs with respect to all samples' inputs, write "
+                "input_jacobian(..., across_samples=True)."
+            ) from None
 
     def __call__(self, leaves: Sequence[Any]) -> list[NDArray[Any]]:
         """One array (n, l, *shape of a sample) a leaf of x."""
@@ -79,3 +80,77 @@ class InputExtractor:
                 sizes = np.abs(np.asarray(gradient, np.float64)).reshape(LARGE, -1).max(axis=1, initial=0)
                 if np.any(np.delete(sizes, i) > 1e-6 * max(sizes[i], np.finfo(np.float32).tiny)):
                     raise mixing_error(survey, graph)
+
+
+class CrossExtractor:
+    """One compiled function x → d outputs / d x, of every sample's outputs with respect to every sample's inputs.
+
+    A row of the matrix is one ordinary backward pass; rows are vectorised by tiles where TensorFlow can, and taken one
+    by one otherwise. Nothing is assumed about how samples depend on each other, so that there is nothing to probe.
+
+    Parameters
+    ----------
+    model, signature
+        As for `InputExtractor`.
+    """
+
+    def __init__(self, model: Any, signature: Signature) -> None:
+        self._signature = signature
+        self._trace = _trace(model, signature)
+        self._vectorised = not self._trace.program.has_control_flow  # whose derivatives TensorFlow cannot vectorise
+        try:
+            self._compiled = self._compile()
+        except (ValueError, TypeError, NotImplementedError):  # nor those of some other operations
+            if not self._vectorised:
+                raise
+            self._vectorised = False
+            self._compiled = self._compile()
+
+    def __call__(self, leaves: Sequence[Any]) -> list[NDArray[Any]]:
+        """One array (n, l, n, *shape of a sample) a leaf of x."""
+        signature = self._signature
+        x = [tf.cast(leaf, dtype) for leaf, dtype in zip(leaves, signature.dtypes, strict=True)]
+        n, rows = int(x[0].shape[0]), self._trace.output_space.size
+        found = [
+            np.empty((n * rows, n, *shape), tf.as_dtype(dtype).as_numpy_dtype)
+            for shape, dtype in zip(signature.shapes, signature.dtypes, strict=True)
+        ]
+        step = max(1, TILE // max(1, n * sum(prod(shape) for shape in signature.shapes))) if self._vectorised else 1
+        for start in range(0, n * rows, step):
+            tile = slice(start, min(start + step, n * rows))
+            for array, part in zip(found, self._compiled(tf.range(tile.start, tile.stop), *x), strict=True):
+                array[tile] = np.asarray(part)
+        return [array.reshape(n, rows, *array.shape[1:]) for array in found]
+
+    def _compile(self) -> Any:
+        numbers = tf.TensorSpec((None,), tf.int32)
+        return tf.function(self._run, autograph=False).get_concrete_function(numbers, *argument_specs(self._trace))
+
+    def _run(self, numbers: Any, *x: Any) -> list[Any]:
+        """The rows of those numbers, one array (rows, n, *shape) a leaf."""
+        program = self._trace.program
+        y = tf.reshape(flat_outputs(program.insert([], x, program.outputs), self._trace), [-1])
+
+        def one(number: Any) -> list[Any]:
+            gradients = tf.gradients(y, list(x), grad_ys=tf.one_hot(number, tf.size(y), dtype=y.dtype))
+            pairs = zip(gradients, x, strict=True)
+            return [tf.zeros_like(leaf) if d is None else tf.convert_to_tensor(d) for d, leaf in pairs]
+
+        if self._vectorised:
+            rows: list[Any] = tf.vectorized_map(one, numbers)
+            return rows
+        return [part[None] for part in one(numbers[0])]
+
+
+def _trace(model: Any, signature: Signature) -> Trace:
+    """The model without parameters, refused where an input has no derivative or the model draws random numbers."""
+    for name in signature.dtypes:
+        if not tf.as_dtype(name).is_floating:
+            raise DtypeError(
+                f"an input has dtype {name}, for which no derivative exists. If its values are real numbers, "
+                "convert them to floating point (x.astype('float32')); if they are indices, differentiate with "
+                "respect to the embedding's output: split the model there and pass the second part."
+            )
+    traced = trace(model, signature, ParameterSpace((), ()))
+    probe.refuse_random(traced.program)
+    return traced
