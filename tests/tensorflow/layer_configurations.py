@@ -291,7 +291,8 @@ for _mode in ("concat", "sum", "mul", "ave", None):
     configure("Bidirectional", f"merge {_mode}", _bidirectional(lambda: L.LSTM(2), merge_mode=_mode))
 configure("Bidirectional", "sequences", _bidirectional(lambda: L.GRU(2, return_sequences=True)))
 configure("Bidirectional", "two layers", lambda: around(
-    L.Bidirectional(L.SimpleRNN(2), backward_layer=L.SimpleRNN(2, use_bias=False, go_backwards=True)), STEPS))  # fmt: skip
+    L.Bidirectional(L.SimpleRNN(2), backward_layer=L.SimpleRNN(2, use_bias=False, go_backwards=True)),
+    STEPS))  # fmt: skip
 configure("RNN", "stacked cells", lambda: around(L.RNN([L.SimpleRNNCell(3), L.LSTMCell(2)]), STEPS))
 configure("RNN", "sequences", lambda: around(L.RNN(L.GRUCell(2), return_sequences=True), STEPS))
 configure("RNN", "backwards", lambda: around(L.RNN(L.SimpleRNNCell(2), go_backwards=True), STEPS))

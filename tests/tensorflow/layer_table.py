@@ -1,4 +1,7 @@
-"""The table of Keras layers: how the uses of their weights are treated, and how exactly. Run to rewrite docs/layers.md."""
+"""The table of Keras layers: how the uses of their weights are treated, and how exactly.
+
+Run this file to rewrite docs/layers.md.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +31,13 @@ Each layer below was built in the named configurations, its weights drawn at ran
 TensorFlow's own tape, one sample and one output at a time. *Treatment* says what became of the uses of its weights:
 
 - **factored**: kept as the two factors A and D;
-- **collapsed**: summed over the positions that share the weight (pixels, time steps) at once, because the explicit block
-  is smaller than its factors; which of the two depends on the sizes, and those of the tests are small;
+- **collapsed**: summed over the positions that share the weight (pixels, time steps) at once, because the explicit
+  block is smaller than its factors; which of the two depends on the sizes, and those of the tests are small;
 - **fallback**: differentiated one sample at a time, because no rule covers the operation.
 
-*float32* and *float64* give the largest error of any entry over all configurations, relative to the largest entry of its
-variable's block (or to a thousandth of the largest entry of all, where a block is nothing but rounding). Errors at this
-level are rounding, and differ from machine to machine.
+*float32* and *float64* give the largest error of any entry over all configurations, relative to the largest entry of
+its variable's block, or of the whole matrix where a block is nothing but rounding (the bias of attention's keys).
+Errors at this level are rounding, and differ from machine to machine.
 
 """
 
@@ -59,10 +62,12 @@ def measured(layer: str, label: str, dtype: str) -> Measured:
     assert J.dtype == dtype
     compare(J, blocks)
     whole = max(np.abs(block).max() for block in blocks)
-    errors = [
-        np.abs(J.columns(name).to_array().reshape(block.shape) - block).max() / max(np.abs(block).max(), 1e-3 * whole)
-        for name, block in zip(J.parameters.names, blocks, strict=True)
-    ]
+    noise = 16 * np.finfo(dtype).eps * whole
+    errors = []
+    for name, block in zip(J.parameters.names, blocks, strict=True):
+        largest = np.abs(block).max()
+        off = np.abs(J.columns(name).to_array().reshape(block.shape) - block).max()
+        errors.append(off / (largest if largest > noise else whole))
     entries = J.coverage.entries
     fallen = {e.reason for e in entries if e.treatment is Treatment.FALLBACK}
     return Measured(

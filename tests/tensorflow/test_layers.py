@@ -100,9 +100,9 @@ BETWEEN: dict[str, tuple[tuple[int, ...], list[Any]]] = {
                            lambda: L.MaxPooling1D(2), lambda: L.AveragePooling1D(2, padding="same"),
                            lambda: L.Permute((2, 1)), lambda: L.SpatialDropout1D(0.5), L.GlobalMaxPooling1D,
                            lambda: L.RepeatVector(2), lambda: L.Reshape((3, 2)), L.GlobalAveragePooling1D]),
-    "images": ((4, 4, 2), [lambda: L.ZeroPadding2D(1), lambda: L.Cropping2D(1), lambda: L.UpSampling2D(2, interpolation="bilinear"),
-                           lambda: L.MaxPooling2D(2), lambda: L.Resizing(3, 3), lambda: L.AveragePooling2D(2, strides=1),
-                           lambda: L.SpatialDropout2D(0.5)]),
+    "images": ((4, 4, 2), [lambda: L.ZeroPadding2D(1), lambda: L.Cropping2D(1), lambda: L.MaxPooling2D(2),
+                           lambda: L.UpSampling2D(2, interpolation="bilinear"), lambda: L.Resizing(3, 3),
+                           lambda: L.AveragePooling2D(2, strides=1), lambda: L.SpatialDropout2D(0.5)]),
     "volumes": ((4, 4, 4, 2), [lambda: L.ZeroPadding3D(1), lambda: L.Cropping3D(1), lambda: L.UpSampling3D(2),
                                lambda: L.MaxPooling3D(2), lambda: L.AveragePooling3D(2, strides=1)]),
 }  # fmt: skip

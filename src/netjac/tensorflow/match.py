@@ -69,7 +69,6 @@ ENTRYWISE = frozenset(
         "LeakyRelu",
         "Elu",
         "Selu",
-        "Softsign",
         "Log",
         "Log1p",
         "Expm1",
@@ -217,6 +216,8 @@ def match(survey: Survey, graph: Graph) -> tuple[list[Match], list[Unmatched]]:
 def _edges(survey: Survey, graph: Graph, position: int) -> Iterator[Match | Unmatched]:
     start = graph.parameter(position)
     shape = tuple(start.shape)
+    if prod(shape) == 0:  # nothing to differentiate with respect to
+        return
     origins = {start.name: _Origin(np.arange(prod(shape)).reshape(shape), False)}
     pending: list[tuple[int, str]] = []
     operations: dict[str, Any] = {}
@@ -267,16 +268,17 @@ def _follow(survey: Survey, operation: Any, origins: dict[str, _Origin]) -> list
     if "_gradient_op_type" in operation.node_def.attr:
         raise Unsupported("it has a gradient of its own (tf.custom_gradient)")
     if operation.type in MOVES and all(o is None or t.dtype.is_floating for o, t in _pairs(found, operation)):
+        # Position + 1, so that what comes from elsewhere (other weights, padding) is 0.
+        operands = [
+            origin.entries + 1
+            if origin is not None
+            else np.zeros(survey.shape(tensor), np.int64)
+            if tensor.dtype.is_floating
+            else _constant(survey, tensor)
+            for origin, tensor in _pairs(found, operation)
+        ]
         with tf.Graph().as_default() as graph:
-            # Position + 1, so that what comes from elsewhere (other weights, padding) is 0.
-            inputs = [
-                tf.constant(origin.entries + 1)
-                if origin is not None
-                else tf.zeros(survey.shape(tensor), tf.int64)
-                if tensor.dtype.is_floating
-                else _constant(survey, tensor)
-                for origin, tensor in _pairs(found, operation)
-            ]
+            inputs = [tf.constant(operand) for operand in operands]
             made = issue(operation, inputs)
             with tf.compat.v1.Session(graph=graph) as session:
                 return [_Origin(np.asarray(entries, np.int64) - 1, scaled) for entries in session.run(made)]
@@ -302,7 +304,7 @@ def _adds(operation: Any, found: Sequence[_Origin | None]) -> bool:
     return operation.type in ("Add", "AddV2", "BiasAdd") or (operation.type == "Sub" and found[0] is not None)
 
 
-def _constant(survey: Survey, tensor: Any) -> Any:
+def _constant(survey: Survey, tensor: Any) -> NDArray[Any]:
     """The value of a tensor that is the same at every evaluation: made of constants and of shapes."""
     value = tf.get_static_value(tensor)
     if value is None:
@@ -315,7 +317,7 @@ def _constant(survey: Survey, tensor: Any) -> Any:
                 seen.add(operation.name)
                 pending.extend(t.op for t in operation.inputs)
         value = survey.values(tensor)[0]
-    return tf.constant(value, tensor.dtype.base_dtype)
+    return np.asarray(value, tensor.dtype.as_numpy_dtype)
 
 
 def _site(survey: Survey, position: int, operation: Any, operand: int, origin: _Origin) -> Match | Unmatched:

@@ -110,9 +110,8 @@ class Survey:
         results = []
         for batch in batches:
             pairs = zip([*self._theta, *batch], self._feeds, strict=True)
-            with tf.init_scope():  # eagerly, whatever graph is under construction
-                values = pruned(*(tf.convert_to_tensor(value, feed.dtype) for value, feed in pairs))
-                results.append([np.asarray(value) for value in values])
+            values = pruned(*(tf.convert_to_tensor(value, feed.dtype) for value, feed in pairs))
+            results.append([np.asarray(value) for value in values])
         return results
 
     def _measure(self, tensors: Sequence[Any]) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:

@@ -312,6 +312,6 @@ def argument_specs(trace: Trace) -> list[Any]:
 
 def flat_outputs(outputs: Sequence[Any], trace: Trace) -> Any:
     """The outputs as one (n, l)."""
-    flat = [tf.reshape(y, [-1, s.size]) for y, s in zip(outputs, trace.output_space.segments, strict=True)]
+    flat = [tf.reshape(y, [tf.shape(y)[0], s.size]) for y, s in zip(outputs, trace.output_space.segments, strict=True)]
     dtype = max((y.dtype for y in flat), key=lambda d: d.size)
     return flat[0] if len(flat) == 1 else tf.concat([tf.cast(y, dtype) for y in flat], axis=1)
