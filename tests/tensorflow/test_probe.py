@@ -13,7 +13,7 @@ import tensorflow as tf
 from oracles import check, randomise
 
 import netjac as nj
-from netjac.tensorflow import groups, match, rules
+from netjac.tensorflow import groups, match, rules, weights
 
 L = keras.layers
 RNG = np.random.default_rng(0)
@@ -213,8 +213,8 @@ def test_a_wrong_rule_for_a_small_weight_is_caught(monkeypatch: pytest.MonkeyPat
 
 def test_a_transposed_weight_taken_as_it_stands_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     w = tf.Variable(RNG.normal(size=(4, 4)).astype("float32"))
-    monkeypatch.setattr(match, "MOVES", match.MOVES - {"Transpose"})
-    monkeypatch.setattr(match, "ENTRYWISE", match.ENTRYWISE | {"Transpose"})
+    monkeypatch.setattr(weights, "MOVES", weights.MOVES - {"Transpose"})
+    monkeypatch.setattr(weights, "ENTRYWISE", weights.ENTRYWISE | {"Transpose"})
     with pytest.raises(nj.ProbeError):
         nj.jacobian(lambda x: tf.tanh(x @ (tf.transpose(w) * 1.0)), X, variables=[w])
 

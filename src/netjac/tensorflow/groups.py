@@ -13,6 +13,7 @@ from typing import Any
 from netjac.sites import SiteForm, dense_is_smaller
 from netjac.tensorflow.match import WITHOUT_DERIVATIVE, Graph, Match
 from netjac.tensorflow.survey import Survey
+from netjac.tensorflow.weights import Mix
 
 RESHAPES = frozenset({"Reshape", "Squeeze", "ExpandDims", "Identity"})
 SUMS = frozenset({"BiasAdd", "Add", "AddV2", "Sub"})
@@ -29,6 +30,7 @@ class Cotangent:
     fine: tuple[int, ...]  # sizes of z's fine axes, 0 standing for the samples
     order: tuple[int, ...]  # of the fine axes, to (n, p…, g…, c…); empty if they are in order already
     shape: tuple[int, int]  # (p, g·c)
+    mix: Mix | None = None  # what it is then multiplied by
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +98,8 @@ def cotangent(survey: Survey, graph: Graph, matched: Match) -> Cotangent:
     in_order = order == tuple(range(len(order)))
     shape = (form.size(form.p), form.size(form.g) * form.size(form.c))
     sizes = (0, *shape) if in_order else tuple(form.sizes.get(label, 0) for label in fine)
-    return Cotangent(root.name, sizes, () if in_order else order, shape)
+    mix = matched.mix if matched.mix is not None and matched.mix.side == "c" else None
+    return Cotangent(root.name, sizes, () if in_order else order, shape, mix)
 
 
 def group(survey: Survey, graph: Graph, matches: Sequence[Match], outputs: int) -> list[Group]:
@@ -105,7 +108,7 @@ def group(survey: Survey, graph: Graph, matches: Sequence[Match], outputs: int) 
     for matched in matches:
         alone = id(matched) if matched.scaled else None
         kind = (matched.product.build is None, matched.product.gather)
-        key = (matched.variable, matched.entries.shape, matched.entries.tobytes(), kind, alone)
+        key = (matched.variable, matched.entries.shape, matched.entries.tobytes(), kind, alone, matched.mix)
         merged.setdefault(key, []).append((matched, cotangent(survey, graph, matched)))
     groups = []
     for pairs in merged.values():
@@ -113,7 +116,7 @@ def group(survey: Survey, graph: Graph, matches: Sequence[Match], outputs: int) 
         members, cotangents = zip(*pairs, strict=True)
         g, k, c = members[0].entries.shape
         sizes = (sum(m.form.size(m.form.p) for m in members), g, k, c)
-        form = SiteForm.EMBEDDING if members[0].product.gather else SiteForm.OUTER
+        form = SiteForm.EMBEDDING if members[0].looks_up else SiteForm.OUTER
         if form is SiteForm.EMBEDDING:
             dense = outputs * k * c < sizes[0] * (1 + outputs * c)
         else:

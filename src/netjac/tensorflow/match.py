@@ -1,10 +1,9 @@
 """Each variable's edges → sites in normal form, with proof that every edge is accounted for.
 
-From each parameter the walk follows the graph forwards. An operation that touches weights alone is followed through:
-one that moves entries about (reshape, transpose, split) is applied to an array of positions, one that acts entry by
-entry (cast, scale, softplus) keeps the positions and leaves a slope. Where a weight meets data, the edge ends: it is a
-site if a rule states the operation as a product, and otherwise unmatched, with the reason. Nothing is skipped: an edge
-is followed, a site, unmatched, or without derivative (a shape, stop_gradient).
+From each parameter the walk follows the graph forwards, through operations that touch weights alone (see
+`netjac.tensorflow.weights`). Where a weight meets data, the edge ends: it is a site if a rule states the operation as a
+product, and otherwise unmatched, with the reason. Nothing is skipped: an edge is followed, a site, unmatched, or
+without derivative (a shape, stop_gradient).
 
 The labels of a product then decide its normal form (see `netjac.sites`): in z and A but not E, or in z alone: p; in all
 three: g; in A and E: k; in z and E: c. The label that holds the samples is split into (outer, n, inner) by the survey.
@@ -14,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -22,74 +21,10 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from netjac.tensorflow.rules import Axes, Product, Unsupported, issue, product
+from netjac.tensorflow.rules import Axes, Product, Unsupported, product
 from netjac.tensorflow.survey import LARGE, PREFIX, Survey
+from netjac.tensorflow.weights import Mix, Origin, WeightProduct, follow
 
-MOVES = frozenset(
-    [
-        "Reshape",
-        "ExpandDims",
-        "Squeeze",
-        "Transpose",
-        "Slice",
-        "StridedSlice",
-        "Split",
-        "SplitV",
-        "Unpack",
-        "Tile",
-        "BroadcastTo",
-        "ReverseV2",
-        "Roll",
-        "Gather",
-        "GatherV2",
-        "GatherNd",
-        "ConcatV2",
-        "Pack",
-        "Pad",
-        "PadV2",
-        "Identity",
-        "Snapshot",
-    ]
-)
-ENTRYWISE = frozenset(
-    [
-        "Cast",
-        "Neg",
-        "Softplus",
-        "Square",
-        "Exp",
-        "Sqrt",
-        "Rsqrt",
-        "Reciprocal",
-        "Inv",
-        "Abs",
-        "Sigmoid",
-        "Tanh",
-        "Relu",
-        "LeakyRelu",
-        "Elu",
-        "Selu",
-        "Log",
-        "Log1p",
-        "Expm1",
-        "Sin",
-        "Cos",
-        "Erf",
-        "Add",
-        "AddV2",
-        "Sub",
-        "Mul",
-        "RealDiv",
-        "Div",
-        "Maximum",
-        "Minimum",
-        "Pow",
-        "SquaredDifference",
-        "BiasAdd",
-        "ClipByValue",
-    ]
-)
-EXACT = frozenset({"Cast", "Identity"})  # entrywise with slope 1
 WITHOUT_DERIVATIVE = frozenset(["StopGradient", "PreventGradient", "ZerosLike", "OnesLike"])
 SHAPES = frozenset(["Shape", "ShapeN", "Size", "Rank"])
 SAMPLES = "n"
@@ -134,6 +69,8 @@ class Match:
         Positions in the flattened variable.
     scaled
         Whether a slope d E / d variable is to be evaluated.
+    mix
+        What A or D is to be multiplied by, where E is a product of weights.
     """
 
     variable: int
@@ -143,6 +80,12 @@ class Match:
     form: NormalForm
     entries: NDArray[np.intp]
     scaled: bool
+    mix: Mix | None = None
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether A is one-hot: the rows of a weight are picked by indices."""
+        return self.product.gather and (self.mix is None or self.mix.side != "k")
 
 
 @dataclass(frozen=True)
@@ -153,14 +96,6 @@ class Unmatched:
     operation: str
     operation_type: str
     reason: str
-
-
-@dataclass(frozen=True, eq=False)
-class _Origin:
-    """What a weight-only tensor is made of: positions in the flattened variable, and whether a slope was picked up."""
-
-    entries: NDArray[np.int64]
-    scaled: bool
 
 
 def plain_name(name: str) -> str:
@@ -218,17 +153,17 @@ def _edges(survey: Survey, graph: Graph, position: int) -> Iterator[Match | Unma
     shape = tuple(start.shape)
     if prod(shape) == 0:  # nothing to differentiate with respect to
         return
-    origins = {start.name: _Origin(np.arange(prod(shape)).reshape(shape), False)}
+    origins = {start.name: Origin(np.arange(prod(shape)).reshape(shape), False)}
     pending: list[tuple[int, str]] = []
     operations: dict[str, Any] = {}
 
-    def follow(tensor: Any) -> None:
+    def visit(tensor: Any) -> None:
         for operation in graph.consumers(tensor):
             if operation.name not in operations:
                 operations[operation.name] = operation
                 heapq.heappush(pending, (graph.order[operation.name], operation.name))
 
-    follow(start)
+    visit(start)
     while pending:
         operation = operations[heapq.heappop(pending)[1]]
         if not _differentiable(survey, operation):
@@ -239,13 +174,13 @@ def _edges(survey: Survey, graph: Graph, position: int) -> Iterator[Match | Unma
                 yield _site(survey, position, operation, operand, origins[operation.inputs[operand].name])
             continue
         try:
-            made = _follow(survey, operation, origins)
+            made = follow(survey, operation, origins)
         except Unsupported as error:
             yield Unmatched(position, plain_name(operation.name), operation.type, str(error))
             continue
         for tensor, origin in zip(operation.outputs, made, strict=True):
             origins[tensor.name] = origin
-            follow(tensor)
+            visit(tensor)
 
 
 def _differentiable(survey: Survey, operation: Any) -> bool:
@@ -260,77 +195,34 @@ def _meets_data(survey: Survey, operation: Any, operands: Sequence[int]) -> bool
     return any(not survey.known(t) or survey.batched(t) for t in (*others, *operation.outputs))
 
 
-def _follow(survey: Survey, operation: Any, origins: dict[str, _Origin]) -> list[_Origin]:
-    """Through an operation that touches weights alone."""
-    found = [origins.get(tensor.name) for tensor in operation.inputs]
-    known = [origin for origin in found if origin is not None]
-    scaled = any(origin.scaled for origin in known)
-    if "_gradient_op_type" in operation.node_def.attr:
-        raise Unsupported("it has a gradient of its own (tf.custom_gradient)")
-    if operation.type in MOVES and all(o is None or t.dtype.is_floating for o, t in _pairs(found, operation)):
-        # Position + 1, so that what comes from elsewhere (other weights, padding) is 0.
-        operands = [
-            origin.entries + 1
-            if origin is not None
-            else np.zeros(survey.shape(tensor), np.int64)
-            if tensor.dtype.is_floating
-            else _constant(survey, tensor)
-            for origin, tensor in _pairs(found, operation)
-        ]
-        with tf.Graph().as_default() as graph:
-            inputs = [tf.constant(operand) for operand in operands]
-            made = issue(operation, inputs)
-            with tf.compat.v1.Session(graph=graph) as session:
-                return [_Origin(np.asarray(entries, np.int64) - 1, scaled) for entries in session.run(made)]
-    if operation.type in ENTRYWISE:
-        shape = survey.shape(operation.outputs[0])
-        entries = np.broadcast_to(known[0].entries, shape)
-        for origin in known[1:]:
-            other = np.broadcast_to(origin.entries, shape)
-            if np.any((entries != other) & (entries >= 0) & (other >= 0)):
-                raise Unsupported("a weight computed from several entries of the same variable")
-            entries = np.maximum(entries, other)
-        exact = operation.type in EXACT or (len(known) == 1 and _adds(operation, found))
-        return [_Origin(entries, scaled or not exact)]
-    raise Unsupported("a weight computed by an operation that is not entry by entry")
-
-
-def _pairs(found: Sequence[_Origin | None], operation: Any) -> list[tuple[_Origin | None, Any]]:
-    return list(zip(found, operation.inputs, strict=True))
-
-
-def _adds(operation: Any, found: Sequence[_Origin | None]) -> bool:
-    """Whether the operation adds something to the weight, so that its slope is 1."""
-    return operation.type in ("Add", "AddV2", "BiasAdd") or (operation.type == "Sub" and found[0] is not None)
-
-
-def _constant(survey: Survey, tensor: Any) -> NDArray[Any]:
-    """The value of a tensor that is the same at every evaluation: made of constants and of shapes."""
-    value = tf.get_static_value(tensor)
-    if value is None:
-        pending, seen = [tensor.op], set()
-        while pending:
-            operation = pending.pop()
-            if operation.type in ("Placeholder", "ReadVariableOp"):
-                raise Unsupported("values of weights or of data decide which entries it takes")
-            if operation.name not in seen and operation.type not in SHAPES:
-                seen.add(operation.name)
-                pending.extend(t.op for t in operation.inputs)
-        value = survey.values(tensor)[0]
-    return np.asarray(value, tensor.dtype.as_numpy_dtype)
-
-
-def _site(survey: Survey, position: int, operation: Any, operand: int, origin: _Origin) -> Match | Unmatched:
+def _site(survey: Survey, position: int, operation: Any, operand: int, origin: Origin) -> Match | Unmatched:
     try:
         stated = product(operation, operand, survey)
         form, weight = normal_form(stated, operation.outputs[0], survey)
+        fine = [label for axis in weight for label in axis]
+        entries = origin.entries.reshape([form.sizes[label] for label in fine])
+        entries = entries.transpose([fine.index(label) for label in (*form.g, *form.k, *form.c)])
+        entries = entries.reshape(form.size(form.g), form.size(form.k), form.size(form.c)).astype(np.intp)
+        if origin.product is None:
+            scaled = origin.scaled or stated.negative
+            return Match(position, operation, operand, stated, form, entries, scaled)
+        entries, mix = _mixed(origin.product, entries)
     except Unsupported as error:
         return Unmatched(position, plain_name(operation.name), operation.type, str(error))
-    fine = [label for axis in weight for label in axis]
-    entries = origin.entries.reshape([form.sizes[label] for label in fine])
-    entries = entries.transpose([fine.index(label) for label in (*form.g, *form.k, *form.c)])
-    entries = entries.reshape(form.size(form.g), form.size(form.k), form.size(form.c))
-    return Match(position, operation, operand, stated, form, entries.astype(np.intp), origin.scaled or stated.negative)
+    if stated.negative:
+        mix = replace(mix, gain=-mix.gain)
+    return Match(position, operation, operand, stated, form, entries, False, mix)
+
+
+def _mixed(made: WeightProduct, entries: NDArray[np.intp]) -> tuple[NDArray[np.intp], Mix]:
+    """From entries (g, k, c) of a product of weights to those of the variable."""
+    g, k, c = entries.shape
+    whole = np.arange(k * c)
+    for by_rows in (True, False):
+        if g == 1 and np.array_equal(entries[0], whole.reshape(k, c) if by_rows else whole.reshape(c, k).T):
+            own, mix = made.mix(by_rows)
+            return own[None].astype(np.intp), mix
+    raise Unsupported("a product of weights, of which the operation uses a part")
 
 
 def normal_form(stated: Product, output: Any, survey: Survey) -> tuple[NormalForm, Axes]:

@@ -131,6 +131,12 @@ class Survey:
             sizes[tensor.name] = (tuple(int(d) for d in s), tuple(int(d) for d in t))
         return sizes
 
+    def name(self, tensor: Any) -> str:
+        """The tensor's name in the program."""
+        names = (*self.program.parameters, *self.program.inputs)
+        fed = {feed.name: name for feed, name in zip(self._feeds, names, strict=True)}
+        return fed.get(tensor.name, tensor.name.removeprefix(PREFIX))
+
     def shape(self, tensor: Any) -> tuple[int, ...]:
         """Sizes at n = 3; equal to those at any n on the axes without samples."""
         return self._sizes[tensor.name][1]

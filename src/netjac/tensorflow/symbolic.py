@@ -7,7 +7,7 @@ gradient with respect to a weight is taken.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from netjac.tensorflow.groups import Cotangent, Group
 from netjac.tensorflow.match import SAMPLES, Match, NormalForm, plain_name
 from netjac.tensorflow.rules import Axes
 from netjac.tensorflow.trace import Trace, flat_outputs
+from netjac.tensorflow.weights import Mix
 
 UNROLLED_OUTPUTS = 16  # more outputs than this are swept by one vectorised pass: unrolling them takes long to trace
 
@@ -81,14 +82,16 @@ class SiteBuilder:
         ----------
         theta, x
             Tensors, one a variable and one a leaf of x.
-        seeds : (q, n, l), optional
+        seeds : (q, n, l) or (q,) integers, optional
             Cotangents of the outputs to sweep instead of the l unit ones: the rows are then q combinations of outputs.
+            Integers stand for the unit cotangents of these outputs.
         """
         program = self._trace.program
         members = [member for g in self._groups for member in g.members]
         roots = list(dict.fromkeys(c.root for g in self._groups for c in g.cotangents))
         names = [*program.outputs, *(plain_name(root) for root in roots)]
-        needed = list(dict.fromkeys([*names, *(name for m in members for name in self._operand_names(m))]))
+        names += [name for m in members for name in self._operand_names(m)]
+        needed = list(dict.fromkeys([*names, *(m.mix.matrix for m in members if m.mix is not None)]))
         tensor = dict(zip(needed, program.insert(theta, x, needed), strict=True))
         outputs = [tensor[name] for name in program.outputs]
         y = flat_outputs(outputs, self._trace)
@@ -104,9 +107,9 @@ class SiteBuilder:
         def sweep(gradients: Sequence[Any]) -> list[Any]:
             """From the cotangents of the roots for one output to what is kept of them."""
             d = dict(zip(roots, gradients, strict=True))
-            whole = [_joined([_normal(c, d[c.root]) for c in key]) for key in kept]
+            whole = [_joined([_normal(c, d[c.root], tensor) for c in key]) for key in kept]
             return whole + [
-                contract(g, f, _joined([_normal(c, d[c.root]) for c in g.cotangents])) for g, f in collapsed
+                contract(g, f, _joined([_normal(c, d[c.root], tensor) for c in g.cotangents])) for g, f in collapsed
             ]
 
         stacked: list[Any] = []
@@ -129,9 +132,7 @@ class SiteBuilder:
                 else SiteTensors(D=d, A=factor, scale=scale)
             )
         if self._fallbacks:
-            explicit = per_sample(self._trace, theta, x, [f.variable for f in self._fallbacks])
-            if seeds is not None:
-                explicit = [tf.einsum("qnl,nlm->nqm", tf.cast(seeds, e.dtype), e) for e in explicit]
+            explicit = per_sample(self._trace, theta, x, [f.variable for f in self._fallbacks], seeds)
             sites += [SiteTensors(dense=matrix) for matrix in explicit]
         return y, sites
 
@@ -141,7 +142,9 @@ class SiteBuilder:
         form = member.form
         assert form.a is not None
         assert member.product.build is not None
-        key = (names[-1] if not _is_plain(member) else names[1 - member.operand], form.a, form.p, form.g, form.k)
+        source = names[1 - member.operand] if _is_plain(member) else names[-1]
+        mix = member.mix if member.mix is not None and member.mix.side == "k" else None
+        key = (source, form.a, form.p, form.g, form.k, mix)
         if key not in made:
             inputs = [tensor[name] for name in names]
             built = member.product.build(inputs[:-1], inputs[-1])
@@ -150,6 +153,8 @@ class SiteBuilder:
             else:
                 order = (SAMPLES, *form.p, *form.g, *form.k)
                 made[key] = arrange(built, form, form.a, order, [form.size(x) for x in (form.p, form.g, form.k)])
+            if mix is not None:
+                made[key] = (_looked_up if member.product.gather else _times)(made[key], mix, tensor)
         return made[key]
 
     def _operand_names(self, member: Match) -> list[str]:
@@ -183,7 +188,7 @@ def contract(g: Group, factor: Any, d: Any) -> Any:
     _, groups, k, c = g.sizes
     if factor is None:
         return tf.reduce_sum(d, axis=1)
-    if g.members[0].product.gather:
+    if g.members[0].looks_up:
         return tf.reshape(tf.matmul(tf.one_hot(factor, k, dtype=d.dtype), d, transpose_a=True), [-1, k * c])
     if groups == 1:
         return tf.reshape(tf.matmul(factor[:, :, 0], d, transpose_a=True), [-1, k * c])
@@ -203,12 +208,25 @@ def _joined(parts: Sequence[Any]) -> Any:
     return parts[0] if len(parts) == 1 else tf.concat(list(parts), axis=1)
 
 
-def _normal(source: Cotangent, d: Any) -> Any:
+def _normal(source: Cotangent, d: Any, tensor: Mapping[str, Any]) -> Any:
     """A root's cotangent as D (n, p, g·c) of one z."""
     if source.order:
         fine = tf.reshape(d, [-1 if size == 0 else size for size in source.fine])
         d = tf.transpose(fine, source.order)
-    return tf.reshape(d, [-1, *source.shape])
+    d = tf.reshape(d, [-1, *source.shape])
+    return d if source.mix is None else _times(d, source.mix, tensor)
+
+
+def _looked_up(indices: Any, mix: Mix, tensor: Mapping[str, Any]) -> Any:
+    """A (n, p, 1, r): the one-hot rows of ``indices`` (n, p) times the weight that goes with them."""
+    matrix = tensor[mix.matrix] * tf.constant(mix.gain, tensor[mix.matrix].dtype)
+    return tf.gather(tf.transpose(matrix) if mix.transposed else matrix, indices)[:, :, None]
+
+
+def _times(factor: Any, mix: Mix, tensor: Mapping[str, Any]) -> Any:
+    """A factor (…, k or c) times the weight that goes with it."""
+    matrix = tf.cast(tensor[mix.matrix], factor.dtype) * tf.constant(mix.gain, factor.dtype)
+    return tf.tensordot(factor, tf.transpose(matrix) if mix.transposed else matrix, 1)
 
 
 def sweeps(
@@ -221,8 +239,8 @@ def sweeps(
     unrolled = sum(sizes) <= UNROLLED_OUTPUTS
     rows: list[list[Any]] = []
     for y, size in zip(outputs, sizes, strict=True):
-        flat = tf.reshape(y, [-1, size])
-        samples = tf.shape(flat)[0]
+        samples = tf.shape(y)[0]
+        flat = tf.reshape(y, [samples, size])
 
         def one(j: Any, flat: Any = flat, size: int = size, samples: Any = samples) -> list[Any]:
             seed = tf.tile(tf.one_hot(j, size, dtype=flat.dtype)[None], [samples, 1])
@@ -235,8 +253,10 @@ def sweeps(
 
         if unrolled:
             rows += [one(j) for j in range(size)]
-        else:
+        elif size:
             rows.append(_over_outputs(one, size))
+    if not sum(sizes):  # one sweep for the shapes, of which nothing is kept
+        return [part[:, None][:, :0] for part in one(0)]
     if unrolled:
         return [tf.stack(list(parts), axis=1) for parts in zip(*rows, strict=True)]
     merged = [tf.concat(list(parts), axis=0) for parts in zip(*rows, strict=True)]
@@ -253,12 +273,19 @@ def _over_outputs(one: Callable[[Any], list[Any]], size: int) -> list[Any]:
 
 
 def seeded_sweeps(y: Any, seeds: Any, roots: Sequence[Any], sweep: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
-    """As `sweeps`, for q given cotangents ``seeds`` (q, n, l) of the flat outputs ``y``; results (n, q, …)."""
+    """As `sweeps`, for q given cotangents of the flat outputs ``y``, (q, n, l) or (q,) integers; results (n, q, …).
+
+    Vectorised, unless q is 1 in the graph already.
+    """
 
     def one(seed: Any) -> list[Any]:
+        if seed.dtype.is_integer:
+            seed = tf.tile(tf.one_hot(seed, y.shape[1], dtype=y.dtype)[None], [tf.shape(y)[0], 1])
         gradients = tf.gradients(y, list(roots), grad_ys=tf.cast(seed, y.dtype))
         pairs = zip(gradients, roots, strict=True)
         return sweep([tf.zeros_like(r) if d is None else tf.convert_to_tensor(d) for d, r in pairs])
 
+    if seeds.shape[0] == 1:
+        return [part[:, None] for part in one(seeds[0])]
     found = tf.vectorized_map(one, seeds)
     return [tf.transpose(part, [1, 0, *range(2, len(part.shape))]) for part in found]
