@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 export TF_ENABLE_ONEDNN_OPTS ?= 0
 
-.PHONY: install demo test lint bench
+.PHONY: install demo test slow lint bench
 
 install: $(VENV)/.installed
 
@@ -25,6 +25,10 @@ demo: install
 
 test: install
 	$(BIN)/python -m pytest
+
+# What takes minutes: whole applications, every layer in both precisions.
+slow: install
+	$(BIN)/python -m pytest -m slow
 
 lint: install
 	$(BIN)/ruff check .

@@ -176,9 +176,9 @@ def trace(model: Any, signature: Signature, parameters: ParameterSpace) -> Trace
         return call(tf.nest.pack_sequence_as(signature.structure, list(leaves)))
 
     assert parameters.variables is not None
-    with _TRACING, _unrolled(model):
+    with _TRACING:
         try:
-            concrete = _concrete(flat, specs)
+            concrete = _recurrent(model, flat, specs)
         except Exception as error:  # whatever the user's code raises
             raise ModelError(
                 f"the model could not be traced for inputs {_describe(signature)}:\n{type(error).__name__}: {error}\n"
@@ -189,6 +189,17 @@ def trace(model: Any, signature: Signature, parameters: ParameterSpace) -> Trace
     inputs = concrete.inputs[: len(specs)]
     program = flatten(concrete.graph, inputs, outputs, parameters.variables)
     return Trace(program, signature, parameters, _output_space(concrete.structured_outputs, outputs, template))
+
+
+def _recurrent(model: Any, function: Callable[..., Any], specs: Sequence[Any]) -> Any:
+    """Trace with recurrent layers unrolled; as they are, where a length is not known before the graph runs."""
+    with _unrolled(model) as changed:
+        try:
+            return _concrete(function, specs)
+        except Exception:
+            if not changed:
+                raise
+    return _concrete(function, specs)
 
 
 def _concrete(function: Callable[..., Any], specs: Sequence[Any]) -> Any:
@@ -276,14 +287,17 @@ def _paths(template: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...
 
 
 @contextmanager
-def _unrolled(model: Any) -> Iterator[None]:
-    """Let recurrent layers unroll while the trace lasts: their steps become plain products, which factor."""
+def _unrolled(model: Any) -> Iterator[list[Any]]:
+    """Let recurrent layers unroll while the trace lasts: their steps become plain products, which factor.
+
+    Gives the layers that would not have done so by themselves.
+    """
     layers = model._flatten_layers() if isinstance(model, keras.layers.Layer) else []
     changed = [layer for layer in layers if isinstance(layer, keras.layers.RNN) and not layer.unroll]
     for layer in changed:
         layer.unroll = True
     try:
-        yield
+        yield changed
     finally:
         for layer in changed:
             layer.unroll = False
