@@ -11,7 +11,7 @@ import tensorflow as tf
 from oracles import check, treatments
 
 import netjac as nj
-from netjac.tensorflow.match import ENTRYWISE
+from netjac.tensorflow.weights import ENTRYWISE
 
 RNG = np.random.default_rng(0)
 X = RNG.uniform(0.3, 1.2, (3, 4)) * RNG.choice([-1.0, 1.0], (3, 4))
