@@ -9,12 +9,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from oracles import check, treatments
+from oracles import check, randomise, treatments
 
 import netjac as nj
+from netjac.sites import Treatment
 
 L = keras.layers
-BOTH = pytest.mark.parametrize("precision", ["float32", "float64"], indirect=True)
 NETWORKS: dict[str, Callable[[], tuple[Any, Any]]] = {}
 
 
@@ -342,9 +342,123 @@ def pooling_and_padding() -> tuple[Any, Any]:
     ), data(6, 6, 2)  # fmt: skip
 
 
-@BOTH
-@pytest.mark.parametrize("name", NETWORKS)
+# One network of each kind in single precision too.
+SINGLE = [
+    "dense", "dense_on_sequences", "einsum_dense", "conv1d", "conv2d", "conv2d_in_groups", "depthwise2d", "transposed2d",
+    "embedding", "batch_normalization", "layer_normalization", "group_normalization", "attention", "residual", "tied",
+    "lstm", "prelu", "several_outputs", "subclassed", "pooling_and_padding",
+]  # fmt: skip
+CASES = [*(("float64", name) for name in NETWORKS), *(("float32", name) for name in SINGLE)]
+FALLING_BACK = {"lora"}  # its kernel is a product of weights
+
+
+@pytest.mark.parametrize(("precision", "name"), CASES, indirect=["precision"])
 def test_every_layer_equals_the_tape(name: str, precision: str) -> None:
     model, x = NETWORKS[name]()
     J = check(model, x)
     assert J.dtype == precision
+    assert J.coverage.counts[Treatment.FALLBACK] == 0 or name in FALLING_BACK, J.coverage
+
+
+# What became of each variable ----------------------------------------------------------------------------------------
+
+COVERAGE: dict[str, dict[str, set[str]]] = {
+    "dense": {"dense": {"factored"}},
+    "dense_on_sequences": {"dense": {"factored", "collapsed"}},
+    "conv2d_many_channels": {"conv2d": {"factored"}},
+    "depthwise2d_dilated": {"depthwise_conv2d": {"collapsed"}},
+    "embedding": {"embedding": {"factored"}},
+    "embedding_of_large_table": {"embedding": {"factored"}},
+    "tied": {"dense": {"factored"}},
+    "lstm": {"lstm": {"factored", "collapsed"}},
+    "gru": {"gru": {"factored", "collapsed"}},
+    "bidirectional": {"bidirectional": {"factored", "collapsed"}},
+    "time_distributed": {"time_distributed": {"factored", "collapsed"}},
+    "attention": {"multi_head_attention": {"factored", "collapsed"}},
+    "batch_normalization": {"batch_normalization": {"collapsed"}},
+}
+
+
+@pytest.mark.parametrize("name", COVERAGE)
+def test_treatment_of_representative_layers(name: str, precision: str) -> None:
+    model, x = NETWORKS[name]()
+    found = treatments(nj.jacobian(model, x))
+    for layer, allowed in COVERAGE[name].items():
+        mine = {variable: kinds for variable, kinds in found.items() if variable.split("/")[0].rstrip("_0123456789") == layer}
+        assert mine, found
+        for variable, kinds in mine.items():
+            assert kinds <= allowed, (variable, kinds)
+    assert not any("fallback" in kinds for kinds in found.values())
+
+
+def test_coverage_prints_as_a_table() -> None:
+    shapes = {"encoder/kernel": (4, 6), "shift": (), "normed": (6, 2), "unused": (3, 1, 2)}
+    v = {name: tf.Variable(np.ones(shape), name=name) for name, shape in shapes.items()}
+
+    def f(x: Any) -> Any:
+        return tf.tanh(x @ v["encoder/kernel"] + v["shift"]) @ (v["normed"] / tf.norm(v["normed"]))
+
+    text = str(nj.jacobian(f, np.ones((3, 4)), variables=list(v.values())).coverage)
+    header, rule, *rows, summary = text.splitlines()
+    assert header.split() == ["variable", "shape", "treatment", "operation", "why"]
+    assert set(rule) <= {"─", " "}
+    starts = [header.index(word) for word in ("shape", "treatment", "operation", "why")]
+    for row in rows:
+        assert all(row[start - 2 : start].strip() == "" for start in starts if start <= len(row)), text
+
+    def row_of(name: str) -> str:
+        return next(row for row in rows if row.startswith(name + " "))
+
+    assert "4 × 6" in row_of("encoder/kernel")
+    assert "factored" in row_of("encoder/kernel")
+    assert "MatMul" in row_of("encoder/kernel")
+    assert "scalar" in row_of("shift")
+    assert "collapsed" in row_of("shift")
+    assert "6 positions" in row_of("shift")
+    assert "fallback" in row_of("normed")
+    assert row_of("normed")[starts[-1] :].strip()
+    assert "3 × 1 × 2" in row_of("unused")
+    assert "unreached" in row_of("unused")
+    assert "zero columns" in row_of("unused")
+    assert summary.startswith("1 factored, 1 collapsed, ")
+    assert summary.endswith(" fallback, 1 unreached")
+
+
+def test_a_function_of_its_own_gradient(precision: str) -> None:
+    """Force fields and physics-informed networks: each kernel is used twice, once transposed."""
+    net = keras.Sequential([keras.Input((3,)), L.Dense(5, "tanh"), L.Dense(4, "tanh"), L.Dense(1)])
+    randomise(net.weights)
+
+    def force(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            energy = net(x)
+        return {"energy": energy, "force": -tape.gradient(energy, x)}
+
+    J = check(force, data(3), net.trainable_variables, random=False)
+    assert J.coverage.counts[Treatment.FALLBACK] == 0
+
+    def laplacian(x: Any) -> Any:
+        with tf.GradientTape(persistent=True) as outer:
+            outer.watch(x)
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                y = net(x)
+            slope = inner.gradient(y, x)
+        return outer.batch_jacobian(slope, x, experimental_use_pfor=False)[:, 0, 0] + y[:, 0]
+
+    check(laplacian, data(3), net.trainable_variables, random=False)
+
+
+def test_a_module_of_layers(precision: str) -> None:
+    class Net(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = tf.Variable(np.ones((4, 3)), name="w")
+            self.gain = tf.Variable(1.5, dtype=tf.float64)
+            self.frozen = tf.Variable(2.0, dtype=tf.float64, trainable=False)
+
+        def __call__(self, x: Any) -> Any:
+            return self.frozen * tf.tanh(self.gain * x @ self.w)
+
+    assert check(Net(), data(4)).m == 13
