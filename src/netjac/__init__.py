@@ -71,6 +71,7 @@ from netjac.errors import (
     DataError,
     DtypeError,
     LayoutError,
+    MemoryBudgetError,
     ModelError,
     NameLookupError,
     NetjacError,
@@ -83,6 +84,7 @@ from netjac.jacobian import Jacobian
 from netjac.optimize import LeastSquares
 from netjac.sites import Coverage
 from netjac.spaces import OutputSpace, ParameterSpace
+from netjac.tiled import TiledJacobian
 
 try:
     __version__ = version("netjac")
@@ -97,6 +99,7 @@ __all__ = [
     "jacobian_tensor",
     "parameters",
     "Jacobian",
+    "TiledJacobian",
     "LeastSquares",
     "ParameterSpace",
     "OutputSpace",
@@ -105,6 +108,7 @@ __all__ = [
     "DataError",
     "DtypeError",
     "LayoutError",
+    "MemoryBudgetError",
     "ModelError",
     "NameLookupError",
     "ProbeError",

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, overload
 
 from netjac.jacobian import Jacobian
 from netjac.spaces import ParameterSpace
+from netjac.tiled import TiledJacobian
 
 
-def jacobian(model: Any, x: Any, *, variables: Sequence[Any] | None = None) -> Jacobian:
+@overload
+def jacobian(model: Any, x: Any, *, variables: Sequence[Any] | None = None, memory: None = None) -> Jacobian: ...
+
+
+@overload
+def jacobian(
+    model: Any, x: Any, *, variables: Sequence[Any] | None = None, memory: float | str
+) -> Jacobian | TiledJacobian: ...
+
+
+def jacobian(
+    model: Any, x: Any, *, variables: Sequence[Any] | None = None, memory: float | str | None = None
+) -> Jacobian | TiledJacobian:
     """Jacobian of a network's outputs with respect to its trainable parameters, organised by sample.
 
     Parameters
@@ -23,10 +36,14 @@ def jacobian(model: Any, x: Any, *, variables: Sequence[Any] | None = None) -> J
     variables : sequence of ``tf.Variable``, optional
         The columns, in this order; by default the model's trainable variables in the model's order. Needed for a
         plain callable.
+    memory : number of bytes or str, optional
+        Most memory that the factors may take, such as ``"512 MiB"`` or ``"2 GB"``. Where they need more, a
+        `TiledJacobian` computes them some samples and outputs at a time, anew for each product. By default all are
+        held.
 
     Returns
     -------
-    Jacobian
+    Jacobian, or TiledJacobian where ``memory`` is too little for all
         A SciPy ``LinearOperator`` of shape (n*l, m), kept as layer factors, with the outputs in ``J.outputs``.
 
     Raises
@@ -41,6 +58,8 @@ def jacobian(model: Any, x: Any, *, variables: Sequence[Any] | None = None) -> J
         The model draws random numbers at every call.
     ProbeError
         The factors disagree with an ordinary derivative; no matrix is returned then.
+    MemoryBudgetError
+        ``memory`` is too little for one output of one sample; the message states the least that works.
     ImportError
         TensorFlow is not installed.
 
@@ -55,7 +74,7 @@ def jacobian(model: Any, x: Any, *, variables: Sequence[Any] | None = None) -> J
         J.shape               # (5*2, m)
         J.to_array("(l m) n")  # one column a sample
     """
-    result: Jacobian = _tensorflow().jacobian(model, x, variables=variables)
+    result: Jacobian | TiledJacobian = _tensorflow().jacobian(model, x, variables=variables, memory=memory)
     return result
 
 

@@ -200,12 +200,8 @@ class Jacobian(JacobianOperator):
         >>> J.scaled(loss_gradient[:, None, :]).shape
         (3, 8)
         """
-        b = arguments.combinations(B, self.n, self.l)
-        dtype = arguments.real(np.result_type(self.dtype, b.dtype))
-        b = b.astype(dtype, copy=False)
-        y = np.matmul(b, self.y[:, :, None].astype(dtype, copy=False))[:, :, 0]
-        space = OutputSpace.flat(b.shape[1], dtype.name)
-        return Jacobian(self.parameters, space, y, [block.scaled(b) for block in self.blocks], self.coverage, dtype)
+        b, y, space = self._combined(B)
+        return Jacobian(self.parameters, space, y, [block.scaled(b) for block in self.blocks], self.coverage, b.dtype)
 
 
 def _megabytes(size: int) -> str:

@@ -104,6 +104,14 @@ class JacobianOperator(LinearOperator, ABC):
         """The outputs at which the derivative was taken, in the model's own structure and shapes; read-only views."""
         return self.output_space.pack(self.y)
 
+    def _combined(self, B: ArrayLike) -> tuple[NDArray[Any], NDArray[Any], OutputSpace]:
+        """For `scaled`: B (n, q, l) in the type of the result, B·y (n, q), and what the new rows are called."""
+        b = arguments.combinations(B, self.n, self.l)
+        dtype = arguments.real(np.result_type(self.dtype, b.dtype))
+        b = b.astype(dtype, copy=False)
+        y = np.matmul(b, self.y[:, :, None].astype(dtype, copy=False))[:, :, 0]
+        return b, y, OutputSpace.flat(b.shape[1], dtype.name)
+
     # ---- the operator protocol: J v, Jᵀ u
 
     def __matmul__(self, other: Any) -> Any:

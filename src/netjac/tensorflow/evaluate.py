@@ -54,7 +54,7 @@ def use_sites(trace: Trace, groups: Sequence[Group], fallbacks: Sequence[Fallbac
 class CompiledSites:
     """The compiled functions of one model and signature.
 
-    The one that takes unit cotangents is made at once; that for given cotangents and that for outputs alone on first
+    The one that takes unit cotangents is made at once; those for given cotangents and that for outputs alone on first
     use.
 
     Parameters
@@ -70,7 +70,7 @@ class CompiledSites:
         self._slots: list[_Slots] = []
         self._vector_type = vector_specs(trace)[0].dtype
         self._compiled = self._compile(lambda theta, x: self._results(*self.build(theta, x)))
-        self._seeded: Any = None
+        self._seeded: dict[bool, tuple[Any, bool]] = {}
         self._forward: Any = None
 
     def __call__(
@@ -78,13 +78,12 @@ class CompiledSites:
     ) -> tuple[Any, list[SiteValues]]:
         """Outputs (n, l) and the sites' values at the vector ``theta`` (m,) and the tensors ``x``.
 
-        With ``seeds`` (q, n, l), rows are the q combinations of outputs that they weigh.
+        With ``seeds`` (q, n, l), rows are the q combinations of outputs that they weigh; with (q,) integers, these
+        outputs.
         """
         vector = tf.constant(theta, self._vector_type)
-        if seeds is None:
-            results = [np.asarray(tensor) for tensor in self._compiled(vector, *x)]
-        else:
-            results = [np.asarray(tensor) for tensor in self._with_seeds(vector, *x, tf.constant(seeds, tf.float64))]
+        tensors = self._compiled(vector, *x) if seeds is None else self._with_seeds(seeds, vector, *x)
+        results = [np.asarray(tensor) for tensor in tensors]
 
         def get(slot: int | None) -> Any:
             return None if slot is None else results[slot]
@@ -101,11 +100,37 @@ class CompiledSites:
             )
         return np.asarray(self._forward(tf.constant(theta, self._vector_type), *x))
 
-    def _with_seeds(self, *arguments: Any) -> Any:
-        if self._seeded is None:
-            seeds = tf.TensorSpec((None, None, self._trace.output_space.size), tf.float64)
-            self._seeded = self._compile(lambda theta, x: self._results(*self.build(theta, x[:-1], x[-1])), seeds)
-        return self._seeded(*arguments)
+    def _with_seeds(self, seeds: NDArray[Any], *arguments: Any) -> Sequence[Any]:
+        """Results for seeds: all at once, or one after the other where TensorFlow cannot vectorise the sweep."""
+        units = seeds.ndim == 1
+        if units not in self._seeded:
+            self._seeded[units] = self._compile_with_seeds(units)
+        compiled, vectorised = self._seeded[units]
+        given = tf.constant(seeds, tf.int32 if units else tf.float64)
+        if vectorised:
+            results: Sequence[Any] = compiled(*arguments, given)
+            return results
+        parts = [compiled(*arguments, given[i : i + 1]) for i in range(len(seeds))]
+        by_row = {position for slots in self._slots for position in (slots.D, slots.dense)}
+        return [
+            np.concatenate(found, axis=1) if position in by_row else found[0]
+            for position, found in enumerate(zip(*parts, strict=True))
+        ]
+
+    def _compile_with_seeds(self, units: bool) -> tuple[Any, bool]:
+        """The compiled function for seeds of one kind, and whether it takes any number of them or one."""
+
+        def results(theta: Sequence[Any], x: Sequence[Any]) -> list[Any]:
+            return self._results(*self.build(theta, x[:-1], x[-1]))
+
+        def spec(q: int | None) -> Any:
+            return tf.TensorSpec((q,), tf.int32) if units else tf.TensorSpec((q, None, rows), tf.float64)
+
+        rows = self._trace.output_space.size
+        try:
+            return self._compile(results, spec(None)), True
+        except (ValueError, TypeError, NotImplementedError):  # TensorFlow's vectoriser stumbles over some operations
+            return self._compile(results, spec(1)), False
 
     def _compile(self, function: Callable[[Sequence[Any], Sequence[Any]], Any], *more: Any) -> Any:
         """``function`` of the weights and of x (and more), as a concrete function of one vector θ and of x."""

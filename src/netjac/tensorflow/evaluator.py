@@ -14,10 +14,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from netjac.errors import ModelError
 from netjac.jacobian import Jacobian
-from netjac.spaces import ParameterSpace
 from netjac.tensorflow.extractor import Extractor
 from netjac.tensorflow.inputs import CrossExtractor, InputExtractor
 from netjac.tensorflow.trace import Signature, floating_type, parameter_space, signature_of
+from netjac.tiled import TiledJacobian
 
 _KEPT: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
 _LOCK = threading.RLock()
@@ -58,9 +58,12 @@ class Evaluator:
         self.parameters = extractor.parameters
         self.output_space = extractor.output_space
 
-    def evaluate(self, theta: ArrayLike | None = None) -> Jacobian:
-        """The Jacobian at the vector ``theta`` (m,), or at the present weights; the model's weights are not touched."""
-        return self._extractor.evaluate(self._x, theta)
+    def evaluate(self, theta: ArrayLike | None = None, memory: float | str | None = None) -> Jacobian | TiledJacobian:
+        """The Jacobian at the vector ``theta`` (m,), or at the present weights; the model's weights are not touched.
+
+        ``memory`` as for `netjac.jacobian`.
+        """
+        return self._extractor.evaluate(self._x, theta, memory)
 
     def outputs(self, theta: ArrayLike | None = None) -> NDArray[Any]:
         """The flat outputs (n, l) alone, at ``theta`` or at the present weights."""
@@ -92,9 +95,11 @@ def _extractor(model: Any, x: Any, variables: Sequence[Any] | None) -> tuple[Ext
     return _keep(model, key, lambda: Extractor(model, signature, leaves, parameters)), leaves, key
 
 
-def jacobian(model: Any, x: Any, variables: Sequence[Any] | None = None) -> Jacobian:
+def jacobian(
+    model: Any, x: Any, variables: Sequence[Any] | None = None, memory: float | str | None = None
+) -> Jacobian | TiledJacobian:
     """See `netjac.jacobian`."""
-    return evaluator(model, x, variables).evaluate()
+    return evaluator(model, x, variables).evaluate(memory=memory)
 
 
 def input_jacobian(model: Any, x: Any, across_samples: bool = False) -> Any:

@@ -8,14 +8,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from netjac import factor
+from netjac import factor, plan
+from netjac.blocks.base import Block
 from netjac.jacobian import Jacobian
 from netjac.sites import SiteForm, SiteValues, UseSite
 from netjac.spaces import OutputSpace, ParameterSpace
 from netjac.tensorflow import probe
 from netjac.tensorflow.assembly import assemble
 from netjac.tensorflow.evaluate import CompiledSites
+from netjac.tensorflow.footprint import footprint
+from netjac.tensorflow.frozen import FrozenNetwork
 from netjac.tensorflow.trace import Signature, Trace, trace
+from netjac.tiled import TiledJacobian
+
+PROBE_BYTES = 256 << 20
+"""Factors of the probe's few samples may take that much; the probe tiles more."""
 
 
 class Extractor:
@@ -41,8 +48,11 @@ class Extractor:
         found = assemble(self._trace, theta, leaves)
         self._sites = CompiledSites(self._trace, found.groups, found.fallbacks)
         self.coverage = found.coverage
+        self.footprint = footprint(self._trace, found.survey, found.groups, found.fallbacks)
+        wide = any(segment.dtype == "float64" for segment in self.output_space.segments)
+        self.dtype = np.dtype(np.float64 if wide else np.float32)
         self._plan = factor.plan(self._sites.sites, parameters)
-        probe.check(self._trace, found.survey, found.graph, theta, self._jacobian)
+        probe.check(self._trace, found.survey, found.graph, theta, self._probed)
 
     @property
     def trace(self) -> Trace:
@@ -54,11 +64,21 @@ class Extractor:
         """The sites, compiled, and what builds them in other graphs."""
         return self._sites
 
-    def evaluate(self, x: Sequence[Any], theta: ArrayLike | None = None) -> Jacobian:
-        """The Jacobian at ``x`` (tensors) and the vector ``theta`` (m,), or at the variables' present values."""
-        if x[0].shape[0] == 0:
+    def evaluate(
+        self, x: Sequence[Any], theta: ArrayLike | None = None, memory: float | str | None = None
+    ) -> Jacobian | TiledJacobian:
+        """The Jacobian at ``x`` (tensors) and the vector ``theta`` (m,), or at the variables' present values.
+
+        Tiled where its factors would take more than ``memory``.
+        """
+        budget = None if memory is None else plan.memory_bytes(memory)
+        n = int(x[0].shape[0])
+        if n == 0:
             return self._empty()
-        return self._jacobian(self._vector(theta), x)
+        vector = self._vector(theta)
+        if budget is None or self.footprint.peak(n, self.output_space.size) <= budget:
+            return self._jacobian(vector, x)
+        return self._tiled(np.array(vector), x, budget)
 
     def outputs(self, x: Sequence[Any], theta: ArrayLike | None = None) -> NDArray[Any]:
         """The flat outputs (n, l) alone."""
@@ -69,9 +89,29 @@ class Extractor:
     def _vector(self, theta: ArrayLike | None) -> NDArray[Any]:
         return self.parameters.ravel() if theta is None else self.parameters.vector(theta)
 
+    def factors(
+        self, theta: NDArray[Any], x: Sequence[Any], seeds: NDArray[Any] | None = None
+    ) -> tuple[NDArray[Any], tuple[Block, ...]]:
+        """Outputs (n, l) and blocks; ``seeds`` as for `netjac.tensorflow.evaluate.CompiledSites`."""
+        y, values = self._sites(theta, x, seeds)
+        return _wide(y), self._plan.build(values)
+
     def _jacobian(self, theta: NDArray[Any], x: Sequence[Any]) -> Jacobian:
-        y, values = self._sites(theta, x)
-        return Jacobian(self.parameters, self.output_space, _wide(y), self._plan.build(values), self.coverage)
+        y, blocks = self.factors(theta, x)
+        return Jacobian(self.parameters, self.output_space, y, blocks, self.coverage)
+
+    def _tiled(self, theta: NDArray[Any], x: Sequence[Any], budget: int) -> TiledJacobian:
+        plan.tile_sizes(len(x[0]), self.output_space.size, self.footprint, budget)  # refused before any work
+        source = FrozenNetwork(self, x, theta)
+        y = source.outputs(budget)
+        return TiledJacobian(source, self.parameters, self.output_space, y, self.coverage, budget)
+
+    def _probed(self, theta: NDArray[Any], x: Sequence[Any]) -> Jacobian | TiledJacobian:
+        """What the probe looks at: tiled where the outputs are so many that even its few samples take much."""
+        budget = max(PROBE_BYTES, self.footprint.need(1, 1))
+        if self.footprint.peak(len(x[0]), self.output_space.size) <= budget:
+            return self._jacobian(theta, x)
+        return self._tiled(theta, x, budget)
 
     def _empty(self) -> Jacobian:
         rows = self.output_space.size

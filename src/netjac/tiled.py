@@ -1,0 +1,219 @@
+"""A Jacobian that is never held whole: its verbs compute the factors of some samples and outputs at a time.
+
+For networks with very many outputs, or more samples than fit: a tile is a `Jacobian` of a range of samples and of
+outputs, computed when it is needed and dropped when it was used. Tiles are cut by `netjac.plan` such that two of them,
+one held and one being computed, stay within a memory budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, Protocol, final
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from netjac import arguments, plan
+from netjac.blocks.base import Block
+from netjac.jacobian import Jacobian
+from netjac.operator import JacobianOperator
+from netjac.sites import Coverage
+from netjac.spaces import OutputSpace, ParameterSpace
+
+
+class Source(Protocol):
+    """What a framework provides: the factors of a network at fixed x and θ, as often as they are asked for."""
+
+    @property
+    def footprint(self) -> plan.Footprint:
+        """Bytes they take."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the factors, single or double precision."""
+
+    def blocks(self, samples: NDArray[np.intp], rows: slice | NDArray[Any] | None) -> tuple[Block, ...]:
+        """Blocks of some samples: all outputs (None), a range of them, or the combinations (samples, q, l)."""
+
+
+@final
+class TiledJacobian(JacobianOperator):
+    """A `netjac.Jacobian` within a memory budget: the same verbs, each computed tile by tile.
+
+    Made by `netjac.jacobian` where the factors of all samples and outputs would take more than ``memory``. Parameters
+    and inputs are those of the moment it was made, whatever becomes of the model; variables of the model that are not
+    trained must stay as they are. Every verb runs the network again, once over all tiles (``gram``: once for each
+    tile), so that several vectors are best multiplied as one matrix. `lstsq` factorises a matrix that fits the budget
+    (or 32 MiB), and otherwise iterates, with two passes over all tiles in each iteration.
+
+    Parameters
+    ----------
+    source
+        Computes the factors.
+    parameters, output_space, y, coverage
+        As for `netjac.Jacobian`, of the whole network.
+    memory : int
+        Most bytes of factors and of temporaries made on the way to them. Results come on top.
+    dtype
+        By default that of the source.
+    samples : (n,) integers, optional
+        Which of the source's samples; by default all.
+    combinations : (n, q, l), optional
+        What the rows are made of, where they are not the outputs themselves.
+    names : sequence of str, optional
+        The variables, by their full names, where not all are columns.
+
+    Attributes
+    ----------
+    shape, dtype, n, l, m, y, parameters, output_space, coverage
+        As of `netjac.Jacobian`.
+    memory : int
+        The budget in bytes.
+    tile_shape : (int, int)
+        Samples and outputs of the largest tile.
+
+    Raises
+    ------
+    MemoryBudgetError
+        One output of one sample is above the budget; the message states the least that works.
+
+    Examples
+    --------
+    ::
+
+        J = nj.jacobian(classifier, x, memory="512 MiB")  # l = 1000
+        gradient = J.T @ residual
+        for samples, outputs, tile in J.tiles():
+            ...  # each tile is a Jacobian, small enough to be held
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        parameters: ParameterSpace,
+        output_space: OutputSpace,
+        y: ArrayLike,
+        coverage: Coverage,
+        memory: int,
+        dtype: DTypeLike | None = None,
+        samples: NDArray[np.intp] | None = None,
+        combinations: NDArray[Any] | None = None,
+        names: Sequence[str] | None = None,
+    ) -> None:
+        chosen = parameters if names is None else parameters.select(names)[0]
+        covered = coverage if names is None else coverage.of(names)
+        super().__init__(chosen, output_space, y, covered, source.dtype if dtype is None else dtype)
+        self.memory = memory
+        self._solver_bytes = memory
+        self._source = source
+        self._whole = parameters, coverage
+        self._names = names
+        self._samples = np.arange(self.n) if samples is None else samples
+        self._combinations = combinations
+
+    def _with(self, **changes: Any) -> TiledJacobian:
+        """The same with other arguments."""
+        parameters, coverage = self._whole
+        arguments_: dict[str, Any] = {
+            "source": self._source,
+            "parameters": parameters,
+            "output_space": self.output_space,
+            "y": self.y,
+            "coverage": coverage,
+            "memory": self.memory,
+            "dtype": self.dtype,
+            "samples": self._samples,
+            "combinations": self._combinations,
+            "names": self._names,
+        }
+        return TiledJacobian(**(arguments_ | changes))
+
+    # ---- what it is
+
+    @cached_property
+    def footprint(self) -> plan.Footprint:
+        """Bytes that factors of these rows take."""
+        found = self._source.footprint
+        if self.dtype.itemsize > self._source.dtype.itemsize:
+            found = found.widened()
+        if self._combinations is not None:  # cut out, in double precision, and in the network's own
+            found = replace(found, row_work=found.row_work + 24 * self._combinations.shape[2])
+        return found
+
+    @cached_property
+    def tile_shape(self) -> tuple[int, int]:
+        """Samples and outputs of the largest tile."""
+        samples, outputs = self._tiling[0]
+        return samples.stop - samples.start, outputs.stop - outputs.start
+
+    @cached_property
+    def _tiling(self) -> list[tuple[slice, slice]]:
+        return plan.tile_grid(self.n, self.l, self.footprint, self.memory)
+
+    def held(self) -> Jacobian | TiledJacobian:
+        """Return a `Jacobian` that holds all its factors if they fit the budget, else this."""
+        if not self.n * self.l or self.footprint.peak(self.n, self.l) <= self.memory:
+            return self._tile(slice(0, self.n), slice(0, self.l))
+        _ = self._tiling  # raises where the budget is too small
+        return self
+
+    def __repr__(self) -> str:
+        samples, outputs = self.tile_shape
+        return (
+            f"<TiledJacobian of {self.n} samples × {self.l} outputs with respect to {self.m} parameters: "
+            f"shape {self.shape}, {self.dtype}, {len(self._tiling)} tiles of up to {samples} × {outputs} "
+            f"within {plan.in_words(self.memory)}>"
+        )
+
+    def _grid(self) -> Sequence[tuple[slice, slice]]:
+        return self._tiling
+
+    def _tile(self, samples: slice, outputs: slice) -> Jacobian:
+        index = self._samples[samples]
+        whole = outputs == slice(0, self.l)
+        rows: slice | NDArray[Any] | None = None if whole else outputs
+        if self._combinations is not None:
+            rows = self._combinations[samples, outputs]
+        y = self.y[samples, outputs]
+        space = self.output_space if whole else OutputSpace.flat(y.shape[1], y.dtype.name)
+        parameters, coverage = self._whole
+        blocks = self._source.blocks(index, rows) if y.size else ()
+        tile = Jacobian(parameters, space, y, blocks, coverage, self._source.dtype)
+        return (tile if self._names is None else tile.columns(self._names))._widened(self.dtype)
+
+    def _widened(self, dtype: np.dtype[Any]) -> TiledJacobian:
+        return self if np.can_cast(dtype, self.dtype) else self._with(dtype=dtype)
+
+    def _add_product(self, v: NDArray[Any], out: NDArray[Any]) -> None:
+        for samples, outputs, tile in self.tiles():
+            tile._add_product(v, out[samples, outputs])
+
+    def _add_adjoint(self, u: NDArray[Any], out: NDArray[Any]) -> None:
+        for samples, outputs, tile in self.tiles():
+            tile._add_adjoint(u[samples, outputs], out)
+
+    # ---- parts of it
+
+    def columns(self, names: str | Sequence[str]) -> TiledJacobian:
+        """Return the Jacobian with respect to the named variables alone; see `netjac.Jacobian.columns`."""
+        chosen, _ = self.parameters.select([names] if isinstance(names, str) else list(names))
+        return self._with(names=chosen.names)
+
+    def __getitem__(self, samples: Any) -> Jacobian | TiledJacobian:
+        """Return the Jacobian of some samples, held if it fits the budget; see `netjac.Jacobian`."""
+        index = arguments.sample_index(samples, self.n)
+        B = self._combinations
+        part = self._with(y=self.y[index], samples=self._samples[index], combinations=None if B is None else B[index])
+        return part.held()
+
+    def scaled(self, B: ArrayLike) -> Jacobian | TiledJacobian:
+        """Return the Jacobian of B[n] · y[n], B held fixed, held if it fits the budget; see `netjac.Jacobian.scaled`.
+
+        The q rows a sample are computed by q backward passes, not by l.
+        """
+        b, y, space = self._combined(B)
+        if self._combinations is not None:
+            b = b @ self._combinations.astype(b.dtype, copy=False)
+        return self._with(y=y, output_space=space, dtype=b.dtype, combinations=b).held()
