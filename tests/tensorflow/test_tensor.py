@@ -36,9 +36,7 @@ def convolution() -> Any:
 
 
 def sequence() -> Any:
-    return keras.Sequential(
-        [keras.Input((4, 3)), L.Dense(3, "tanh"), L.LSTM(3), L.Dense(2, "sigmoid")]
-    )
+    return keras.Sequential([keras.Input((4, 3)), L.Dense(3, "tanh"), L.LSTM(3), L.Dense(2, "sigmoid")])
 
 
 def normalised() -> Any:
