@@ -1,4 +1,4 @@
-"""What a Jacobian is compared with: one sample at a time through the model, and TensorFlow's own tape, in plain loops."""
+"""What a Jacobian is compared with: one sample at a time through the model, and TensorFlow's own tape."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def count(x: Any) -> int:
 
 
 def tape_jacobian(model: Any, x: Any, variables: Sequence[Any]) -> list[np.ndarray]:
-    """One array (n, l, size) a variable: each sample alone through the model, eagerly, and each output's gradient alone.
+    """One array (n, l, size) a variable: each sample alone through the model, each output alone.
 
     What ``tape.jacobian(y, variables, experimental_use_pfor=False)`` does, for variables of several types too.
     """
@@ -62,7 +62,9 @@ def tape_jacobian(model: Any, x: Any, variables: Sequence[Any]) -> list[np.ndarr
                 tape.watch(variable)
             y = flat_row(call(model, sample(x, i)))
         rows = [
-            tape.gradient(y, wanted, output_gradients=tf.one_hot(j, len(y), dtype=y.dtype), unconnected_gradients="zero")
+            tape.gradient(
+                y, wanted, output_gradients=tf.one_hot(j, len(y), dtype=y.dtype), unconnected_gradients="zero"
+            )
             for j in range(len(y))
         ]
         for block, found in zip(blocks, zip(*rows, strict=True), strict=True):
@@ -85,7 +87,8 @@ def close(actual: Any, expected: Any, what: str, tol: float, floor: float = 0.0)
     allowed = max(tol * np.abs(e).max(), floor)
     worst = np.unravel_index(np.argmax(np.abs(a - e)), e.shape)
     error = np.abs(a[worst] - e[worst])
-    assert error <= allowed, f"{what}: at {worst} {a[worst]!r}, expected {e[worst]!r} (off by {error:.1e}, allowed {allowed:.1e})"  # fmt: skip
+    found = f"at {worst} {a[worst]!r}, expected {e[worst]!r} (off by {error:.1e}, allowed {allowed:.1e})"
+    assert error <= allowed, f"{what}: {found}"
 
 
 def compare(J: Any, blocks: Sequence[np.ndarray], tol: float | None = None) -> None:

@@ -175,7 +175,12 @@ def test_half_precision_weights() -> None:
 def test_mixed_precision(policy: str) -> None:
     """Weights in float32, layers in half: against float32 itself, to a few units of the half type's rounding."""
     mixed = keras.Sequential(
-        [keras.Input((3,)), L.Dense(5, "tanh", dtype=policy), L.LayerNormalization(dtype=policy), L.Dense(2, dtype=policy)]
+        [
+            keras.Input((3,)),
+            L.Dense(5, "tanh", dtype=policy),
+            L.LayerNormalization(dtype=policy),
+            L.Dense(2, dtype=policy),
+        ]
     )
     plain = keras.Sequential([keras.Input((3,)), L.Dense(5, "tanh"), L.LayerNormalization(), L.Dense(2)])
     randomise(mixed.weights)

@@ -66,7 +66,7 @@ def einsum_dense() -> tuple[Any, Any]:
         L.EinsumDense("btd,dhk->bthk", (4, 2, 3), bias_axes="hk", activation="tanh"),
         L.EinsumDense("bthk,hkd->btd", (4, 5), bias_axes="d", activation="tanh"),
         L.EinsumDense("btd,te->bed", (3, 5), bias_axes="ed"),
-    ), data(4, 5)  # fmt: skip
+    ), data(4, 5)
 
 
 @network
@@ -85,7 +85,7 @@ def conv2d() -> tuple[Any, Any]:
         (6, 7, 3),
         L.Conv2D(4, (3, 2), strides=(2, 1), padding="same", activation="tanh"),
         L.Conv2D(3, 2, strides=2, activation="tanh"),
-    ), data(6, 7, 3)  # fmt: skip
+    ), data(6, 7, 3)
 
 
 @network
@@ -104,7 +104,7 @@ def conv2d_dilated() -> tuple[Any, Any]:
         (7, 6, 2),
         L.Conv2D(3, 3, dilation_rate=(2, 1), activation="tanh"),
         L.Conv2D(3, 2, dilation_rate=2, padding="same"),
-    ), data(7, 6, 2)  # fmt: skip
+    ), data(7, 6, 2)
 
 
 @network
@@ -118,12 +118,14 @@ def conv3d() -> tuple[Any, Any]:
         (4, 4, 3, 2),
         L.Conv3D(4, 2, strides=(2, 1, 1), padding="same", activation="tanh"),
         L.Conv3D(2, (1, 2, 2), groups=2),
-    ), data(4, 4, 3, 2)  # fmt: skip
+    ), data(4, 4, 3, 2)
 
 
 @network
 def depthwise1d() -> tuple[Any, Any]:
-    return chain((7, 3), L.DepthwiseConv1D(3, depth_multiplier=2, activation="tanh"), L.SeparableConv1D(4, 3)), data(7, 3)
+    return chain((7, 3), L.DepthwiseConv1D(3, depth_multiplier=2, activation="tanh"), L.SeparableConv1D(4, 3)), data(
+        7, 3
+    )
 
 
 @network
@@ -132,7 +134,7 @@ def depthwise2d() -> tuple[Any, Any]:
         (6, 6, 3),
         L.DepthwiseConv2D(3, depth_multiplier=2, strides=2, padding="same", activation="tanh"),
         L.SeparableConv2D(3, 2, depth_multiplier=2, activation="tanh"),
-    ), data(6, 6, 3)  # fmt: skip
+    ), data(6, 6, 3)
 
 
 @network
@@ -142,7 +144,9 @@ def depthwise2d_dilated() -> tuple[Any, Any]:
 
 @network
 def transposed1d() -> tuple[Any, Any]:
-    return chain((4, 3), L.Conv1DTranspose(4, 3, strides=2, padding="same", activation="tanh"), L.Conv1DTranspose(2, 2)), data(4, 3)  # fmt: skip
+    return chain(
+        (4, 3), L.Conv1DTranspose(4, 3, strides=2, padding="same", activation="tanh"), L.Conv1DTranspose(2, 2)
+    ), data(4, 3)
 
 
 @network
@@ -151,18 +155,23 @@ def transposed2d() -> tuple[Any, Any]:
         (3, 2, 3),
         L.Conv2DTranspose(4, 3, strides=(2, 1), padding="same", activation="tanh"),
         L.Conv2DTranspose(2, 2, strides=3, activation="tanh"),
-    ), data(3, 2, 3)  # fmt: skip
+    ), data(3, 2, 3)
 
 
 @network
 def transposed2d_output_padding() -> tuple[Any, Any]:
-    return chain((3, 3, 2), L.Conv2DTranspose(3, 3, strides=2, padding="same", output_padding=0, activation="tanh"),
-                 L.Conv2DTranspose(2, 2, strides=3, output_padding=2)), data(3, 3, 2)  # fmt: skip
+    return chain(
+        (3, 3, 2),
+        L.Conv2DTranspose(3, 3, strides=2, padding="same", output_padding=0, activation="tanh"),
+        L.Conv2DTranspose(2, 2, strides=3, output_padding=2),
+    ), data(3, 3, 2)
 
 
 @network
 def transposed3d() -> tuple[Any, Any]:
-    return chain((2, 3, 2, 2), L.Conv3DTranspose(3, 2, strides=(2, 1, 2), padding="same", activation="tanh")), data(2, 3, 2, 2)  # fmt: skip
+    return chain((2, 3, 2, 2), L.Conv3DTranspose(3, 2, strides=(2, 1, 2), padding="same", activation="tanh")), data(
+        2, 3, 2, 2
+    )
 
 
 @network
@@ -189,12 +198,16 @@ def batch_normalization() -> tuple[Any, Any]:
 
 @network
 def batch_normalization_on_vectors() -> tuple[Any, Any]:
-    return chain((4,), L.Dense(5), L.BatchNormalization(), L.Activation("tanh"), L.BatchNormalization(scale=False)), data(4)  # fmt: skip
+    return chain(
+        (4,), L.Dense(5), L.BatchNormalization(), L.Activation("tanh"), L.BatchNormalization(scale=False)
+    ), data(4)
 
 
 @network
 def layer_normalization() -> tuple[Any, Any]:
-    return chain((4, 5), L.Dense(6), L.LayerNormalization(), L.Activation("tanh"), L.LayerNormalization(axis=(1, 2))), data(4, 5)  # fmt: skip
+    return chain(
+        (4, 5), L.Dense(6), L.LayerNormalization(), L.Activation("tanh"), L.LayerNormalization(axis=(1, 2))
+    ), data(4, 5)
 
 
 @network
@@ -337,17 +350,41 @@ def lora() -> tuple[Any, Any]:
 @network
 def pooling_and_padding() -> tuple[Any, Any]:
     return chain(
-        (6, 6, 2), L.Conv2D(3, 2, activation="tanh"), L.ZeroPadding2D(1), L.MaxPooling2D(2), L.Conv2D(2, 2),
-        L.UpSampling2D(2), L.AveragePooling2D(2), L.Permute((3, 1, 2)), L.Dense(3, "softmax"),
-    ), data(6, 6, 2)  # fmt: skip
+        (6, 6, 2),
+        L.Conv2D(3, 2, activation="tanh"),
+        L.ZeroPadding2D(1),
+        L.MaxPooling2D(2),
+        L.Conv2D(2, 2),
+        L.UpSampling2D(2),
+        L.AveragePooling2D(2),
+        L.Permute((3, 1, 2)),
+        L.Dense(3, "softmax"),
+    ), data(6, 6, 2)
 
 
 # One network of each kind in single precision too.
 SINGLE = [
-    "dense", "dense_on_sequences", "einsum_dense", "conv1d", "conv2d", "conv2d_in_groups", "depthwise2d", "transposed2d",
-    "embedding", "batch_normalization", "layer_normalization", "group_normalization", "attention", "residual", "tied",
-    "lstm", "prelu", "several_outputs", "subclassed", "pooling_and_padding",
-]  # fmt: skip
+    "dense",
+    "dense_on_sequences",
+    "einsum_dense",
+    "conv1d",
+    "conv2d",
+    "conv2d_in_groups",
+    "depthwise2d",
+    "transposed2d",
+    "embedding",
+    "batch_normalization",
+    "layer_normalization",
+    "group_normalization",
+    "attention",
+    "residual",
+    "tied",
+    "lstm",
+    "prelu",
+    "several_outputs",
+    "subclassed",
+    "pooling_and_padding",
+]
 CASES = [*(("float64", name) for name in NETWORKS), *(("float32", name) for name in SINGLE)]
 FALLING_BACK = {"lora"}  # its kernel is a product of weights
 
@@ -384,7 +421,11 @@ def test_treatment_of_representative_layers(name: str, precision: str) -> None:
     model, x = NETWORKS[name]()
     found = treatments(nj.jacobian(model, x))
     for layer, allowed in COVERAGE[name].items():
-        mine = {variable: kinds for variable, kinds in found.items() if variable.split("/")[0].rstrip("_0123456789") == layer}
+        mine = {
+            variable: kinds
+            for variable, kinds in found.items()
+            if variable.split("/")[0].rstrip("_0123456789") == layer
+        }
         assert mine, found
         for variable, kinds in mine.items():
             assert kinds <= allowed, (variable, kinds)

@@ -79,7 +79,9 @@ def mapped_over_samples(x: Any) -> Any:
 
 def looked_up_in_loop(i: Any) -> Any:
     start = tf.zeros((tf.shape(i)[0], 4), tf.float64)
-    return tf.while_loop(lambda t, h: t < 3, lambda t, h: (t + 1, tf.tanh(h + tf.gather(T, i[:, 0]) * B)), (0, start))[1]
+    return tf.while_loop(lambda t, h: t < 3, lambda t, h: (t + 1, tf.tanh(h + tf.gather(T, i[:, 0]) * B)), (0, start))[
+        1
+    ]
 
 
 def before_and_after(x: Any) -> Any:

@@ -30,7 +30,9 @@ def loop(model: Any, x: Any) -> list[np.ndarray]:
                 tape.watch(leaf)
             y = flat_row(call(model, one))
         rows = [
-            tape.gradient(y, leaves, output_gradients=tf.one_hot(j, len(y), dtype=y.dtype), unconnected_gradients="zero")
+            tape.gradient(
+                y, leaves, output_gradients=tf.one_hot(j, len(y), dtype=y.dtype), unconnected_gradients="zero"
+            )
             for j in range(len(y))
         ]
         for kept, found in zip(per_leaf, zip(*rows, strict=True), strict=True):

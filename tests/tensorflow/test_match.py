@@ -47,7 +47,8 @@ PATHS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "gather columns": (weight(1, 6), lambda w: tf.gather(w, [5, 0, 2, 2], axis=1)[0]),
     "gather_nd": (weight(3, 3), lambda w: tf.gather_nd(w, [[0, 1], [2, 2], [1, 0], [0, 1]])),
     "concatenated with constants": (
-        weight(2), lambda w: tf.concat([tf.constant([2.0], tf.float64), w, tf.constant([1.0], tf.float64)], 0),
+        weight(2),
+        lambda w: tf.concat([tf.constant([2.0], tf.float64), w, tf.constant([1.0], tf.float64)], 0),
     ),
     "concatenated with itself": (weight(2), lambda w: tf.concat([w, w], 0)),
     "padded": (weight(2), lambda w: tf.pad(w, [[1, 1]])),
@@ -69,7 +70,7 @@ PATHS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "gather, then scaled": (weight(6), lambda w: tf.exp(tf.gather(w, [5, 0, 2, 2]))),
     "scaled, then gathered": (weight(6), lambda w: tf.gather(tf.exp(w), [5, 0, 2, 2])),
     "look-up, then scaled": (weight(6), lambda w: tf.nn.softplus(tf.nn.embedding_lookup(w, [5, 0, 2, 2]))),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", PATHS)
@@ -80,19 +81,40 @@ def test_a_path_of_weights_alone_is_followed(name: str) -> None:
 
 
 ELEMENTARY = {
-    "Neg": tf.negative, "Softplus": tf.nn.softplus, "Square": tf.square, "Exp": tf.exp, "Sqrt": tf.sqrt,
-    "Rsqrt": tf.math.rsqrt, "Reciprocal": tf.math.reciprocal, "Inv": lambda w: tf.raw_ops.Inv(x=w), "Abs": tf.abs,
-    "Sigmoid": tf.sigmoid, "Tanh": tf.tanh, "Relu": lambda w: tf.nn.relu(w - 0.5),
-    "LeakyRelu": lambda w: tf.nn.leaky_relu(w - 0.5), "Elu": lambda w: tf.nn.elu(w - 0.5),
-    "Selu": lambda w: tf.nn.selu(w - 0.5), "Log": tf.math.log, "Log1p": tf.math.log1p,
-    "Expm1": tf.math.expm1, "Sin": tf.sin, "Cos": tf.cos, "Erf": tf.math.erf,
-    "Add": lambda w: tf.raw_ops.Add(x=w, y=w), "AddV2": lambda w: w + 1, "Sub": lambda w: 1 - w, "Mul": lambda w: w * 2,
-    "RealDiv": lambda w: 1 / w, "Div": lambda w: tf.raw_ops.Div(x=w, y=w * w), "Maximum": lambda w: tf.maximum(w, 0.5),
-    "Minimum": lambda w: tf.minimum(w, 0.5), "Pow": lambda w: w**w,
+    "Neg": tf.negative,
+    "Softplus": tf.nn.softplus,
+    "Square": tf.square,
+    "Exp": tf.exp,
+    "Sqrt": tf.sqrt,
+    "Rsqrt": tf.math.rsqrt,
+    "Reciprocal": tf.math.reciprocal,
+    "Inv": lambda w: tf.raw_ops.Inv(x=w),
+    "Abs": tf.abs,
+    "Sigmoid": tf.sigmoid,
+    "Tanh": tf.tanh,
+    "Relu": lambda w: tf.nn.relu(w - 0.5),
+    "LeakyRelu": lambda w: tf.nn.leaky_relu(w - 0.5),
+    "Elu": lambda w: tf.nn.elu(w - 0.5),
+    "Selu": lambda w: tf.nn.selu(w - 0.5),
+    "Log": tf.math.log,
+    "Log1p": tf.math.log1p,
+    "Expm1": tf.math.expm1,
+    "Sin": tf.sin,
+    "Cos": tf.cos,
+    "Erf": tf.math.erf,
+    "Add": lambda w: tf.raw_ops.Add(x=w, y=w),
+    "AddV2": lambda w: w + 1,
+    "Sub": lambda w: 1 - w,
+    "Mul": lambda w: w * 2,
+    "RealDiv": lambda w: 1 / w,
+    "Div": lambda w: tf.raw_ops.Div(x=w, y=w * w),
+    "Maximum": lambda w: tf.maximum(w, 0.5),
+    "Minimum": lambda w: tf.minimum(w, 0.5),
+    "Pow": lambda w: w**w,
     "SquaredDifference": lambda w: tf.math.squared_difference(w, 2.0),
     "BiasAdd": lambda w: tf.nn.bias_add(w[None], tf.constant([1.0, 2.0, 3.0, 4.0], tf.float64))[0],
     "ClipByValue": lambda w: tf.clip_by_value(w, 0.4, 0.6),
-}  # fmt: skip
+}
 
 
 def test_every_entrywise_operation_is_right() -> None:
@@ -100,7 +122,10 @@ def test_every_entrywise_operation_is_right() -> None:
     weights = {kind: tf.Variable(RNG.uniform(0.2, 0.9, 4), name=kind) for kind in ELEMENTARY}
 
     def f(x: Any) -> Any:
-        return sum(meets(x + 0.1 * i, tf.cast(path(weights[kind]), tf.float64)) for i, (kind, path) in enumerate(ELEMENTARY.items()))  # fmt: skip
+        return sum(
+            meets(x + 0.1 * i, tf.cast(path(weights[kind]), tf.float64))
+            for i, (kind, path) in enumerate(ELEMENTARY.items())
+        )
 
     check(f, X, list(weights.values()), random=False)
     assert {*ELEMENTARY, "Cast"} == ENTRYWISE
@@ -135,7 +160,7 @@ FALLBACKS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "an index of itself": (weight(4), lambda w: tf.gather(w, tf.argsort(w))),
     "a band": (weight(2, 2), lambda w: tf.reshape(tf.linalg.band_part(w, 0, -1), [4])),
     "scattered": (weight(2), lambda w: tf.scatter_nd([[3], [0]], w, [4])),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FALLBACKS)
@@ -159,7 +184,12 @@ def test_one_vector_cut_into_layers() -> None:
 
 def test_overlapping_cuts_add_up() -> None:
     theta = weight(14)
-    J = check(lambda x: tf.tanh(x @ tf.reshape(theta[:12], [4, 3])) + tf.sin(x[:, :3]) * theta[10:13], X, [theta], random=False)  # fmt: skip
+    J = check(
+        lambda x: tf.tanh(x @ tf.reshape(theta[:12], [4, 3])) + tf.sin(x[:, :3]) * theta[10:13],
+        X,
+        [theta],
+        random=False,
+    )
     assert treatments(J)["w"] == {"factored"}
 
 

@@ -86,7 +86,9 @@ def test_patches_equal_windows_taken_one_by_one(case: Any, padding: str, rng: np
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("padding", ["VALID", "SAME", "explicit"])
-def test_transposed_patches_equal_pixels_scattered_one_by_one(case: Any, padding: str, rng: np.random.Generator) -> None:
+def test_transposed_patches_equal_pixels_scattered_one_by_one(
+    case: Any, padding: str, rng: np.random.Generator
+) -> None:
     pixels, window, strides, dilations = case  # the sizes are now those that come out
     if padding == "VALID":
         pads, given = [(0, 0)] * len(pixels), "VALID"

@@ -153,7 +153,14 @@ def test_random_layers_left_on_are_refused_and_draw_nothing(layer: Any) -> None:
 
 def test_random_layers_are_off_in_a_model_that_asks() -> None:
     model = keras.Sequential(
-        [keras.Input((4,)), L.Dense(5, "tanh"), L.Dropout(0.5), L.GaussianNoise(1.0), L.BatchNormalization(), L.Dense(2)]
+        [
+            keras.Input((4,)),
+            L.Dense(5, "tanh"),
+            L.Dropout(0.5),
+            L.GaussianNoise(1.0),
+            L.BatchNormalization(),
+            L.Dense(2),
+        ]
     )
     before = [np.asarray(w).copy() for w in model.non_trainable_weights]
     check(model, X)

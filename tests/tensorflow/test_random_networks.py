@@ -77,7 +77,9 @@ class Builder:
 
     def shared_layer(self, d: int) -> Piece:
         w, f = self.shared_kernel(d), self.activation()
-        return (lambda x: f(tf.linalg.matmul(x, w, transpose_b=True))) if self.draw(st.booleans()) else lambda x: f(x @ w)
+        return (
+            (lambda x: f(tf.linalg.matmul(x, w, transpose_b=True))) if self.draw(st.booleans()) else lambda x: f(x @ w)
+        )
 
     def time_major(self, t: int, d: int, depth: int) -> tuple[Piece, int, int]:
         """Through a matrix whose rows are steps first and samples second."""
@@ -122,7 +124,7 @@ class Builder:
 
     def sum(self, t: int, d: int, depth: int) -> tuple[Piece, int, int]:
         """Two branches brought to one size and added."""
-        (f, ft, fd), (g, gt, gd) = self.piece(t, d, depth + 1), self.piece(t, d, depth + 1)
+        (f, _, fd), (g, _, gd) = self.piece(t, d, depth + 1), self.piece(t, d, depth + 1)
         v, w = self.weight(fd, 2), self.weight(gd, 2)
         return lambda x: tf.reduce_mean(f(x) @ v, 1, keepdims=True) + tf.reduce_sum(g(x) @ w, 1, keepdims=True), 1, 2
 

@@ -51,7 +51,10 @@ CASES: dict[str, tuple[tuple[int, ...], np.ndarray, Callable[[Any, Any], Any], s
     "batched xᵀ @ w": ((3, 2), XT, lambda x, w: tf.matmul(x, w, transpose_a=True), ""),
     "a matrix a step": ((3, 5, 2), XT[:, :, None], lambda x, w: tf.matmul(x, w), "factored"),
     "a matrix a step, transposed": (
-        (3, 2, 5), XT[:, :, None], lambda x, w: tf.matmul(x, w, transpose_b=True), "factored",
+        (3, 2, 5),
+        XT[:, :, None],
+        lambda x, w: tf.matmul(x, w, transpose_b=True),
+        "factored",
     ),
     "a matrix a step, one step stretched": ((1, 5, 2), XT[:, :, None], lambda x, w: tf.matmul(x, w), ""),
     "steps stretched over x": ((3, 5, 2), X[:, None, None], lambda x, w: tf.matmul(x, w), "factored"),
@@ -108,45 +111,74 @@ CASES: dict[str, tuple[tuple[int, ...], np.ndarray, Callable[[Any, Any], Any], s
     "stretched over samples and time": ((5,), XT, lambda x, w: tf.broadcast_to(w, tf.shape(x)) * x, ""),
     "tiled over the samples": ((1, 2, 5), X, lambda x, w: tf.tile(w, [tf.shape(x)[0], 1, 1]) * x[:, None], ""),
     "tiled over samples and features": (
-        (1, 2), X, lambda x, w: tf.tile(w, [tf.shape(x)[0], 2]) * x[:, :4], "",
+        (1, 2),
+        X,
+        lambda x, w: tf.tile(w, [tf.shape(x)[0], 2]) * x[:, :4],
+        "",
     ),
     "a token in front": (
-        (1, 1, 5), XT, lambda x, w: tf.concat([tf.tile(w, [tf.shape(x)[0], 1, 1]), x], 1), "",
+        (1, 1, 5),
+        XT,
+        lambda x, w: tf.concat([tf.tile(w, [tf.shape(x)[0], 1, 1]), x], 1),
+        "",
     ),
     "repeated a sample": ((5,), X, lambda x, w: tf.repeat(w[None], tf.shape(x)[0], 0) * x, ""),
     "convolution": ((2, 3, 2, 3), XI, lambda x, w: tf.nn.conv2d(x, w, (2, 1), "SAME"), ""),
     "convolution, padded by hand": (
-        (2, 3, 2, 3), XI, lambda x, w: tf.nn.conv2d(x, w, 1, [[0, 0], [0, 2], [1, 1], [0, 0]]), "",
+        (2, 3, 2, 3),
+        XI,
+        lambda x, w: tf.nn.conv2d(x, w, 1, [[0, 0], [0, 2], [1, 1], [0, 0]]),
+        "",
     ),
     "convolution, dilated": (
-        (2, 2, 2, 3), XI, lambda x, w: tf.nn.convolution(x, w, padding="VALID", dilations=(2, 3)), "",
+        (2, 2, 2, 3),
+        XI,
+        lambda x, w: tf.nn.convolution(x, w, padding="VALID", dilations=(2, 3)),
+        "",
     ),
     "convolution of all of the image": ((5, 4, 2, 3), XI, lambda x, w: tf.nn.conv2d(x, w, 1, "VALID"), "factored"),
     "convolution with a kernel of one": ((1, 1, 2, 3), XI, lambda x, w: tf.nn.conv2d(x, w, 2, "SAME"), ""),
     "depthwise": (
-        (2, 2, 2, 3), XI, lambda x, w: tf.nn.depthwise_conv2d(x, w, (1, 2, 2, 1), "SAME"), "",
+        (2, 2, 2, 3),
+        XI,
+        lambda x, w: tf.nn.depthwise_conv2d(x, w, (1, 2, 2, 1), "SAME"),
+        "",
     ),
     "depthwise, padded by hand": (
-        (2, 2, 2, 1), XI,
-        lambda x, w: tf.nn.depthwise_conv2d(x, w, (1, 1, 1, 1), [[0, 0], [1, 0], [0, 1], [0, 0]]), "",
+        (2, 2, 2, 1),
+        XI,
+        lambda x, w: tf.nn.depthwise_conv2d(x, w, (1, 1, 1, 1), [[0, 0], [1, 0], [0, 1], [0, 0]]),
+        "",
     ),
-    "convolution in space": ((2, 2, 1, 2, 2), XI[..., None, :], lambda x, w: tf.nn.conv3d(x, w, [1, 2, 1, 1, 1], "SAME"), ""),
+    "convolution in space": (
+        (2, 2, 1, 2, 2),
+        XI[..., None, :],
+        lambda x, w: tf.nn.conv3d(x, w, [1, 2, 1, 1, 1], "SAME"),
+        "",
+    ),
     "transposed convolution": (
-        (3, 2, 3, 2), XI,
-        lambda x, w: tf.nn.conv2d_transpose(x, w, [tf.shape(x)[0], 10, 4, 3], (2, 1), "SAME"), "",
+        (3, 2, 3, 2),
+        XI,
+        lambda x, w: tf.nn.conv2d_transpose(x, w, [tf.shape(x)[0], 10, 4, 3], (2, 1), "SAME"),
+        "",
     ),
     "transposed convolution, padded by hand": (
-        (3, 2, 3, 2), XI,
-        lambda x, w: tf.nn.conv2d_transpose(
-            x, w, [tf.shape(x)[0], 6, 4, 3], 1, [[0, 0], [1, 0], [0, 1], [0, 0]]
-        ), "",
+        (3, 2, 3, 2),
+        XI,
+        lambda x, w: tf.nn.conv2d_transpose(x, w, [tf.shape(x)[0], 6, 4, 3], 1, [[0, 0], [1, 0], [0, 1], [0, 0]]),
+        "",
     ),
     "transposed convolution in space": (
-        (2, 2, 1, 2, 2), XI[..., None, :],
-        lambda x, w: tf.nn.conv3d_transpose(x, w, [tf.shape(x)[0], 10, 5, 1, 2], [1, 2, 1, 1, 1], "VALID"), "",
+        (2, 2, 1, 2, 2),
+        XI[..., None, :],
+        lambda x, w: tf.nn.conv3d_transpose(x, w, [tf.shape(x)[0], 10, 5, 1, 2], [1, 2, 1, 1, 1], "VALID"),
+        "",
     ),
     "the weight is the image": (
-        (1, 4, 4, 1), XI[:, :1, :1, :1], lambda x, w: tf.nn.conv2d(x * w, tf.ones((2, 2, 1, 1), tf.float64), 1, "VALID"), "",
+        (1, 4, 4, 1),
+        XI[:, :1, :1, :1],
+        lambda x, w: tf.nn.conv2d(x * w, tf.ones((2, 2, 1, 1), tf.float64), 1, "VALID"),
+        "",
     ),
     "look-up": ((4, 2), INDICES, lambda i, w: tf.gather(w, i), ""),
     "look-up of a large table": ((40, 2), INDICES, lambda i, w: tf.gather(w, i), "factored"),
@@ -159,7 +191,7 @@ CASES: dict[str, tuple[tuple[int, ...], np.ndarray, Callable[[Any, Any], Any], s
     "look-up of a scaled table": ((40, 2), INDICES, lambda i, w: tf.gather(w * 3 * w, i), "factored"),
     "look-up of a transposed table": ((2, 40), INDICES, lambda i, w: tf.gather(tf.transpose(w), i), "factored"),
     "look-up of many dimensions": ((4, 3), INDICES, lambda i, w: tf.gather_nd(w, i[..., None]), ""),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CASES)
