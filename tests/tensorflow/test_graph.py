@@ -218,6 +218,43 @@ def test_functions_are_seen_through(session: Any) -> None:
     assert {e.treatment.value for e in graph.coverage(y, w).entries} == {"factored"}
 
 
+@BOTH_VARIABLES
+def test_gradients_that_operations_bring_along(resource: bool, session: Any) -> None:
+    """Such a gradient is a function over tensors of the whole batch; it must be applied to the copy's own."""
+    x = v1.placeholder(tf.float64, (None, 3))
+    w, v, u = (variable(a, s, resource=resource, scale=0.4) for a, s in (("w", (3, 3)), ("v", (3, 2)), ("u", (3, 3))))
+    slope = variable("slope", (), resource=resource)
+
+    @tf.custom_gradient
+    def doubled(z: Any) -> Any:
+        return tf.sin(z), lambda d: 2 * d * tf.cos(z) * tf.identity(tf.stop_gradient(scale))
+
+    scale = tf.square(slope)
+    h = tf.nn.swish(x @ w) @ tf.linalg.inv(u + tf.eye(3, dtype=tf.float64))
+    y = doubled(tf.nn.swish(h)) @ v
+    feed = {x: RNG.normal(size=(3, 3))}
+    check(session, y, [x, w, v, u], feed)
+    treatments = {e.variable: e.treatment.value for e in graph.coverage(y, [w, v, u]).entries}
+    assert treatments == {"w": "factored", "v": "factored", "u": "fallback"}
+
+
+def test_second_derivatives_of_gradients_that_operations_bring_along(session: Any) -> None:
+    x = v1.placeholder(tf.float64, (None, 3))
+    w = variable("w", (3, 2))
+    loss = tf.reduce_sum(tf.sin(graph.jacobian(tf.nn.swish(x @ w), w)))
+    start(session)
+    feed = {x: RNG.normal(size=(3, 3))}
+    gradient, value = session.run([tf.gradients(loss, w)[0], w], feed)
+    new = v1.placeholder(tf.float64, (3, 2))
+    assign = w.assign(new)
+    direction = RNG.standard_normal((3, 2))
+    ends = []
+    for sign in (1, -1):
+        session.run(assign, {new: value + sign * 1e-5 * direction})
+        ends.append(session.run(loss, feed))
+    np.testing.assert_allclose(np.sum(gradient * direction), (ends[0] - ends[1]) / 2e-5, rtol=1e-6)
+
+
 def test_elements_of_a_dataset(session: Any) -> None:
     values = RNG.normal(size=(4, 3))
     x = v1.data.make_one_shot_iterator(v1.data.Dataset.from_tensor_slices(values).batch(2)).get_next()

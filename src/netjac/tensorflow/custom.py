@@ -30,10 +30,10 @@ class OwnGradient:
     outgoing: tuple[Any, ...]  # one an operand, None where there is none
 
 
-def own_gradients(graph: Any) -> dict[str, OwnGradient]:
-    """Call the own gradient of every operation of a FuncGraph that has one; by the operation's name."""
+def own_gradients(graph: Any, operations: Sequence[Any] | None = None) -> dict[str, OwnGradient]:
+    """Call the own gradient of every operation of a graph (or of these alone) that has one; by the operation's name."""
     found = {}
-    for operation in graph.get_operations():
+    for operation in graph.get_operations() if operations is None else operations:
         if GRADIENT not in operation.node_def.attr:
             continue
         with graph.as_default(), tf.name_scope("netjac_own_gradient"):

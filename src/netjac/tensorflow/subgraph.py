@@ -17,7 +17,8 @@ import tensorflow as tf
 
 from netjac.errors import ModelError, ShapeError
 from netjac.spaces import OutputSpace, ParameterSpace, lay_out
-from netjac.tensorflow.program import flatten
+from netjac.tensorflow.custom import OwnGradient, carry_over, own_gradients
+from netjac.tensorflow.program import CALLS, flatten
 from netjac.tensorflow.trace import Signature, Trace
 
 PLACEHOLDERS = frozenset({"Placeholder", "PlaceholderV2", "PlaceholderWithDefault"})
@@ -111,20 +112,37 @@ def cut(output: Any, parameters: Sequence[Parameter], inputs: Sequence[Any]) -> 
             f"the operation {old[0]!r} ({operations[old[0]].type}) belongs to a loop or branch of TensorFlow 1, which "
             "cannot be copied; call tf.compat.v1.enable_control_flow_v2() before the graph is built."
         )
+    own = _own_gradients(output.graph, [operations[name] for name in operations if name in dependent])
+    incoming = [t for gradient in own.values() for t in gradient.incoming]
+    operations |= {t.op.name: t.op for t in incoming}
+    for tensor in (t for gradient in own.values() for t in gradient.outgoing if t is not None):
+        operations |= ancestors(tensor, stops)
+    dependent = _reached(operations, [*stops, *(t.name for t in incoming)])
     seeds = [t.name for op in operations.values() if _is_impure(op) for t in op.outputs]
     impure = _reached(operations, seeds) | {name for name, op in operations.items() if _is_impure(op)}
-    inside = {name for name in operations if name in dependent or name not in impure}
+    inside = {name for name in operations if name in dependent or name not in impure} | {t.op.name for t in incoming}
     used = {t.name: t for name in inside for t in operations[name].inputs}
-    outside = {name: t for name, t in used.items() if name not in stops and t.op.name not in inside}
-    handles = tuple(_of_handle(t) for t in outside.values() if t.dtype == tf.resource)
+    outside = {name: t for name, t in used.items() if name in stops or t.op.name not in inside}
+    captured = [t for name, t in outside.items() if name not in stops]
+    handles = tuple(_of_handle(t) for t in captured if t.dtype == tf.resource)
     return _trace(
         output,
         (*parameters, *handles),
         tuple(t for t in inputs if t.name in used),
-        [t for t in outside.values() if t.dtype != tf.resource],
-        [operations[name].node_def for name in operations if name in inside],
+        [t for t in captured if t.dtype != tf.resource],
+        _definition(output.graph, [operations[name] for name in operations if name in inside], outside, own),
         used,
     )
+
+
+def _own_gradients(graph: Any, operations: Sequence[Any]) -> dict[str, OwnGradient]:
+    """Gradients that the operations bring along, as operations of their graph; calls are seen through instead."""
+    try:
+        return own_gradients(graph, [op for op in operations if op.type not in CALLS])
+    except Exception as error:  # whatever the user's code raises
+        raise ModelError(
+            f"a gradient that an operation brings along (tf.custom_gradient) could not be copied:\n{error}"
+        ) from error
 
 
 def _is_impure(operation: Any) -> bool:
@@ -161,17 +179,16 @@ def _trace(
     parameters: tuple[Parameter, ...],
     inputs: tuple[Any, ...],
     captured: Sequence[Any],
-    nodes: Sequence[Any],
+    definition: Any,
     used: Mapping[str, Any],
 ) -> Part:
-    """Import the nodes into a graph of their own; eagerly."""
+    """Import the definition into a graph of its own; eagerly."""
     sizes = [tensor.shape.as_list()[1:] for tensor in inputs]
     for tensor, size in zip(inputs, sizes, strict=True):
         if None in size:
             raise ShapeError(
                 f"the input {tensor.name!r} has shape {tensor.shape}; all sizes but the first must be known."
             )
-    definition = _definition(output.graph, nodes)
     stand_ins = [tf.Variable(np.zeros(p.shape), dtype=p.dtype, name=f"parameter_{i}") for i, p in enumerate(parameters)]
 
     def run(*arguments: Any) -> Any:
@@ -211,16 +228,41 @@ def _trace(
     return Part(Trace(program, signature, space, OutputSpace(rows, 0)), parameters, inputs, needed)
 
 
-def _definition(graph: Any, nodes: Sequence[Any]) -> Any:
-    """The nodes without control edges, devices and colocation."""
+def _definition(
+    graph: Any, operations: Sequence[Any], outside: Mapping[str, Any], own: Mapping[str, OwnGradient]
+) -> Any:
+    """The operations without control edges, devices and colocation, and with the gradients they bring along."""
+    nodes: dict[str, Any] = {}
+    names: dict[str, str] = {}
+    for i, tensor in enumerate(outside.values()):
+        if tensor.dtype != tf.resource:  # a name of its own inside, for gradients to find
+            names[_data(tensor.name)] = f"netjac_given_{i}"
+            node = tf.compat.v1.NodeDef(name=f"netjac_given_{i}", op="Identity", input=[_data(tensor.name)])
+            node.attr["T"].type = tensor.dtype.base_dtype.as_datatype_enum
+            nodes[node.name] = node
+    for operation in operations:
+        node = tf.compat.v1.NodeDef()
+        node.CopyFrom(operation.node_def)
+        data = [_data(source) for source in node.input if not source.startswith("^")]
+        del node.input[:]
+        node.input.extend(names.get(source, source) for source in data)
+        node.device = ""
+        node.attr.pop("_class", None)
+        nodes[node.name] = node
+    gradients = {
+        name: (
+            [_data(t.name) for t in gradient.incoming],
+            [None if t is None else names.get(_data(t.name), _data(t.name)) for t in gradient.outgoing],
+        )
+        for name, gradient in own.items()
+    }
+    carry_over(nodes, gradients)
     whole = graph.as_graph_def()
     definition = tf.compat.v1.GraphDef(versions=whole.versions, library=whole.library)
-    for node in nodes:
-        copy = definition.node.add()
-        copy.CopyFrom(node)
-        data = [source for source in node.input if not source.startswith("^")]
-        del copy.input[:]
-        copy.input.extend(data)
-        copy.device = ""
-        copy.attr.pop("_class", None)
+    definition.node.extend(nodes.values())
     return definition
+
+
+def _data(name: str) -> str:
+    """A tensor's name as nodes write it: ``node`` for output 0, ``node:i`` for others."""
+    return name.removesuffix(":0")
