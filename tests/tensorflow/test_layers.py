@@ -25,7 +25,7 @@ from oracles import check
 
 L = keras.layers
 CASES = [(layer, label) for layer, labels in present().items() for label in labels]
-ALWAYS = 2  # configurations of each layer that are run in single precision in every test run
+ALWAYS = 1  # configurations of each layer that are run in single precision in every test run
 SINGLE = [
     pytest.param(layer, label, marks=[] if i < ALWAYS else pytest.mark.slow)
     for layer, labels in present().items()
@@ -117,7 +117,7 @@ def test_derivatives_pass_layers_without_weights(name: str) -> None:
             h = layer()(h)
         return h
 
-    with built_in("float64"):
+    with built_in("float32" if name == "volumes" else "float64"):  # pooling in space is single precision alone
         check(*around(call, shape))
 
 

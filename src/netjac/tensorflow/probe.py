@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
+from tensorflow.python.framework.ops import get_gradient_function
 
 from netjac.errors import ProbeError, RandomModelError
 from netjac.tensorflow.match import Graph
@@ -107,6 +108,7 @@ def ordinary_products(
         back = [tf.zeros_like(w) if d is None else tf.convert_to_tensor(d) for d, w in zip(found, weights, strict=True)]
         pairs = [(d, tf.constant(p, d.dtype)) for d, p, f in zip(back, parts, found, strict=True) if f is not None]
         try:
+            _refuse_dead_ends(tf.compat.v1.get_default_graph())
             product = tf.gradients([d for d, _ in pairs], seed, grad_ys=[p for _, p in pairs])[0] if pairs else None
             product = tf.zeros_like(y) if product is None else product
         except (LookupError, ValueError, TypeError, NotImplementedError):  # an operation without a second derivative
@@ -121,6 +123,17 @@ def ordinary_products(
         gradients.append(np.concatenate([np.asarray(d, np.float64).reshape(-1) for d in row]))
     forward = np.asarray(product, np.float64)
     return gradients, None if np.isnan(forward).all() else forward
+
+
+def _refuse_dead_ends(graph: Any) -> None:
+    """Raise LookupError where a derivative's own derivative is declared to be none, or is wrong.
+
+    That of pooling in space counts all of several equal maxima, where the derivative takes one.
+    """
+    for operation in graph.get_operations():
+        declared_none = operation.type.endswith("Grad") and get_gradient_function(operation) is None
+        if declared_none or operation.type == "MaxPool3DGrad":
+            raise LookupError(f"{operation.type} has no derivative")
 
 
 def check(
