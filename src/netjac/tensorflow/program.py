@@ -58,6 +58,14 @@ class Program:
         """Names of the nodes."""
         return frozenset(node.name for node in self.graph_def.node)
 
+    def part(self, fetch: Sequence[str]) -> Program:
+        """What the tensors named in ``fetch`` depend on, alone."""
+        kept = _ancestors({node.name: node for node in self.graph_def.node}, fetch)
+        definition = type(self.graph_def)(versions=self.graph_def.versions, library=self.graph_def.library)
+        definition.node.extend(kept.values())
+        captured = {name: tensor for name, tensor in self.captured.items() if _producer(name) in kept}
+        return Program(definition, self.inputs, self.parameters, tuple(fetch), captured)
+
     def insert(self, theta: Sequence[Any], x: Sequence[Any], fetch: Sequence[str]) -> list[Any]:
         """Put the graph into the one under construction, applied to ``theta`` and ``x``; tensors named in ``fetch``."""
         given = dict(zip((*self.inputs, *self.parameters), (*x, *theta), strict=True))

@@ -120,8 +120,9 @@ class SiteBuilder:
             stacked = seeded_sweeps(y, seeds, [tensor[plain_name(root)] for root in roots], sweep)
         dense = iter(stacked[len(kept) :])
         sites = []
+        slopes = self._slopes(theta, x)
         for g, factor in zip(self._groups, factors, strict=True):
-            scale = self._slope(theta, tensor, g.first) if g.first.scaled else None
+            scale = slopes.get(g)
             if g.form is SiteForm.DENSE:
                 sites.append(SiteTensors(dense=next(dense), scale=scale))
                 continue
@@ -153,8 +154,10 @@ class SiteBuilder:
             else:
                 order = (SAMPLES, *form.p, *form.g, *form.k)
                 made[key] = arrange(built, form, form.a, order, [form.size(x) for x in (form.p, form.g, form.k)])
-            if mix is not None:
-                made[key] = (_looked_up if member.product.gather else _times)(made[key], mix, tensor)
+            if mix is not None and member.product.gather:
+                made[key] = _looked_up(made[key], mix, tensor, inputs[-1].dtype)
+            elif mix is not None:
+                made[key] = _times(made[key], mix, tensor)
         return made[key]
 
     def _operand_names(self, member: Match) -> list[str]:
@@ -163,24 +166,37 @@ class SiteBuilder:
         inputs = [i if ":" in i else i + ":0" for i in self._nodes[name].input]
         return [*inputs, name + ":0"]
 
-    def _slope(self, theta: Sequence[Any], tensor: dict[str, Any], member: Match) -> Any:
-        """d E[g, k, c] / d variable[entries[g, k, c]] as (g, k, c): a forward-mode product with ones, for each entry
-        of E depends on one entry of the variable.
+    def _slopes(self, theta: Sequence[Any], x: Sequence[Any]) -> dict[Group, Any]:
+        """d E[g, k, c] / d variable[entries[g, k, c]] of the groups that have one, each as (g, k, c).
+
+        What the weights are computed by is put into the graph again, apart from all else: TensorFlow looks through
+        everything behind a tensor for each derivative it takes with respect to it.
         """
-        weight = tensor[self._operand_names(member)[member.operand]]
-        variable = theta[member.variable]
-        seed = tf.zeros_like(weight)
-        back = tf.convert_to_tensor(tf.gradients(weight, variable, grad_ys=seed)[0])
-        slope = tf.gradients(back, seed, grad_ys=tf.ones_like(variable))[0]
-        if slope is None:
-            slope = tf.zeros_like(weight)
-        form = member.form
-        axes: Axes = tuple(member.product.e)
-        fine = [label for axis in axes for label in axis if form.sizes.get(label, 0) != 1]
-        order = [label for label in (*form.g, *form.k, *form.c)]
-        slope = tf.reshape(slope, [form.sizes[label] for label in fine])
-        slope = tf.reshape(tf.transpose(slope, [fine.index(label) for label in order]), member.entries.shape)
-        return -slope if member.product.negative else slope
+        scaled = [g for g in self._groups if g.first.scaled]
+        if not scaled:
+            return {}
+        names = [self._operand_names(g.first)[g.first.operand] for g in scaled]
+        apart = [tf.identity(weight) for weight in theta]
+        found = self._trace.program.part(names).insert(apart, x, names)
+        return {g: _slope(apart[g.first.variable], weight, g.first) for g, weight in zip(scaled, found, strict=True)}
+
+
+def _slope(variable: Any, weight: Any, member: Match) -> Any:
+    """The slope of one weight: a forward-mode product with ones, for each entry of E depends on one entry of the
+    variable.
+    """
+    seed = tf.zeros_like(weight)
+    back = tf.convert_to_tensor(tf.gradients(weight, variable, grad_ys=seed)[0])
+    slope = tf.gradients(back, seed, grad_ys=tf.ones_like(variable))[0]
+    if slope is None:
+        slope = tf.zeros_like(weight)
+    form = member.form
+    axes: Axes = tuple(member.product.e)
+    fine = [label for axis in axes for label in axis if form.sizes.get(label, 0) != 1]
+    order = [label for label in (*form.g, *form.k, *form.c)]
+    slope = tf.reshape(slope, [form.sizes[label] for label in fine])
+    slope = tf.reshape(tf.transpose(slope, [fine.index(label) for label in order]), member.entries.shape)
+    return -slope if member.product.negative else slope
 
 
 def contract(g: Group, factor: Any, d: Any) -> Any:
@@ -217,9 +233,9 @@ def _normal(source: Cotangent, d: Any, tensor: Mapping[str, Any]) -> Any:
     return d if source.mix is None else _times(d, source.mix, tensor)
 
 
-def _looked_up(indices: Any, mix: Mix, tensor: Mapping[str, Any]) -> Any:
+def _looked_up(indices: Any, mix: Mix, tensor: Mapping[str, Any], dtype: Any) -> Any:
     """A (n, p, 1, r): the one-hot rows of ``indices`` (n, p) times the weight that goes with them."""
-    matrix = tensor[mix.matrix] * tf.constant(mix.gain, tensor[mix.matrix].dtype)
+    matrix = tf.cast(tensor[mix.matrix], dtype) * tf.constant(mix.gain, dtype)
     return tf.gather(tf.transpose(matrix) if mix.transposed else matrix, indices)[:, :, None]
 
 

@@ -43,6 +43,10 @@ MOVES = frozenset(
         "Pack",
         "Pad",
         "PadV2",
+        "MirrorPad",
+        "MatrixBandPart",
+        "MatrixDiagV3",
+        "MatrixDiagPartV3",
         "Identity",
         "Snapshot",
     ]
