@@ -67,6 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             cap_seconds=options.cap or (20.0 if options.quick else 60.0),
             cap_bytes=None if options.memory_cap is None else int(options.memory_cap * 1e9),
             scratch=Path(scratch),
+            load_before=os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0,
         )
         runner = Runner(settings)
         for case in cases:

@@ -16,10 +16,8 @@ FILL = Contender("filling a buffer of that size", "yardstick", "plain", "fill")
 
 # TensorFlow and XLA keep the memory of a result that was let go and write the next one there, which spares the system
 # handing it out anew, often the larger part of the time. These two do the same.
-AGAIN = (
-    Contender("netjac, dense, out= the same buffer", "netjac", "netjac_contenders", "dense-again"),
-    Contender("filling the same buffer", "yardstick", "plain", "fill-again"),
-)
+DENSE_AGAIN = Contender("netjac, dense, out= the same buffer", "netjac", "netjac_contenders", "dense-again")
+FILL_AGAIN = Contender("filling the same buffer", "yardstick", "plain", "fill-again")
 
 # Peers give one array a weight, (n, l, *shape), which is less work than the matrix (n·l, m); "matrix" adds that step.
 PEERS = (
@@ -66,7 +64,7 @@ def _jacobian(name: str, network: str, n: int, more: tuple[Contender, ...] = ())
         f"the whole Jacobian, {network}, n={n}",
         network,
         n,
-        (FACTORED, DENSE, *AGAIN[:1], *PEERS, *more, FILL, *AGAIN[1:]),
+        (FACTORED, DENSE, DENSE_AGAIN, *PEERS, *more, FILL, FILL_AGAIN),
     )
 
 
@@ -79,7 +77,7 @@ def _layouts(network: str, n: int) -> Case:
 
 
 def _growth(name: str, network: str, dense: bool) -> Case:
-    kinds = (FACTORED, DENSE, FILL) if dense else (FACTORED,)
+    kinds = (FACTORED, DENSE, FILL, DENSE_AGAIN, FILL_AGAIN) if dense else (FACTORED,)
     contenders = tuple(replace(kind, label=f"{kind.label}, n={n}", n=n) for kind in kinds for n in GROWTH)
     return Case(name, f"growth with n, {network}", network, GROWTH[0], contenders)
 
@@ -89,7 +87,10 @@ def _products(name: str, network: str, n: int) -> Case:
 
 
 def _first(name: str, network: str) -> Case:
-    contenders = (FACTORED, DENSE, Contender("vectorized_map", "peer", "tensorflow_peers", "vectorized"))
+    peer = Contender(
+        "vectorized_map, no oneDNN", "peer", "tensorflow_peers", "vectorized-nested", environment=(ONEDNN_OFF,)
+    )
+    contenders = (FACTORED, DENSE, peer)
     return Case(name, f"first call in a fresh process, {network}, n=32", network, 32, contenders, fresh=3)
 
 

@@ -74,11 +74,11 @@ def _dense(name: str, outcomes: list[Outcome]) -> list[Figure]:
         ratio = paired_ratio(peer.timing, ours.timing)
         against = f"{peer.contender.label}, {peer.timing.median * 1e3:.3g} ms; netjac {ours.timing.median * 1e3:.3g} ms"
         for words, label in (
-            ("merely filling that buffer would be", "filling a buffer of that size"),
-            ("netjac with out= the same buffer is", "netjac, dense, out= the same buffer"),
+            ("merely filling that buffer", "filling a buffer of that size"),
+            ("netjac with out= the same buffer", "netjac, dense, out= the same buffer"),
         ):
             if label in named:
-                against += f"; {words} {_times(paired_ratio(peer.timing, named[label].timing))} faster"
+                against += f"; {words}: {_times(paired_ratio(peer.timing, named[label].timing))}"
         figures.append(Figure(what, asked, _times(ratio), ratio >= 2, against))
     return figures
 
@@ -99,20 +99,24 @@ def _factored(outcomes: list[Outcome]) -> list[Figure]:
 
 def _growth(network: str, outcomes: list[Outcome]) -> list[Figure]:
     named, figures = _by_label(outcomes), []
-    for kind in ("netjac, factored", "netjac, dense"):
-        if not any(o.contender.label.startswith(kind) for o in outcomes):
+    for kind, yardstick in (
+        ("netjac, factored", ""),
+        ("netjac, dense", "filling a buffer of that size"),
+        ("netjac, dense, out= the same buffer", "filling the same buffer"),
+    ):
+        if f"{kind}, n={GROWTH[0]}" not in {outcome.contender.label for outcome in outcomes}:
             continue
         for n in GROWTH[:-1]:
-            what, asked = f"growth of time, {network}, {kind.split(', ')[1]}, n {n} → {4 * n}", "≤ 4.6 ×"
+            what, asked = f"growth of time, {network}, {kind.removeprefix('netjac, ')}, n {n} → {4 * n}", "≤ 4.6 ×"
             small, large = named.get(f"{kind}, n={n}"), named.get(f"{kind}, n={4 * n}")
             if small is None or large is None:
                 figures.append(_missing(what, asked, outcomes))
                 continue
             ratio = paired_ratio(large.timing, small.timing)
             against = f"{small.timing.median * 1e3:.2f} ms → {large.timing.median * 1e3:.2f} ms"
-            fills = [named.get(f"filling a buffer of that size, n={k}") for k in (n, 4 * n)]
-            if kind.endswith("dense") and fills[0] and fills[1]:
-                against += f"; filling the buffer grows {_times(paired_ratio(fills[1].timing, fills[0].timing))}"
+            little, much = named.get(f"{yardstick}, n={n}"), named.get(f"{yardstick}, n={4 * n}")
+            if little and much:
+                against += f"; {yardstick} grows {_times(paired_ratio(much.timing, little.timing))}"
             figures.append(Figure(what, asked, _times(ratio), ratio <= 4.6, against))
     return figures
 
@@ -153,7 +157,7 @@ def _first(network: str, outcomes: list[Outcome]) -> list[Figure]:
     if ours is None:
         return [_missing(what, asked, outcomes)]
     seconds, peer = ours.timing.median, fastest(outcomes)
-    against = f"vectorized_map, not probed: {peer.timing.median:.2f} s" if peer else ""
+    against = f"{peer.contender.label}, not probed: {peer.timing.median:.2f} s" if peer else ""
     return [Figure(what, asked, f"{seconds:.2f} s", seconds <= 5, against)]
 
 

@@ -94,6 +94,7 @@ def as_data(results: Results, settings: Settings, where: Machine) -> dict[str, A
             "set to that number": list(THREAD_VARIABLES),
             "processors": "every worker is kept to that many processors",
             "removed from the workers' environment": list(DROPPED_VARIABLES),
+            "load of the machine before": round(settings.load_before, 2),
             "rounds": settings.rounds,
             "seconds a turn": settings.slice_seconds,
             "seconds a contender, after which it leaves the rounds": settings.budget_seconds,
@@ -135,7 +136,8 @@ def as_markdown(results: Results, data: dict[str, Any]) -> str:
         f"{settings['threads']} threads: {', '.join(THREAD_VARIABLES)} set to that number, and every worker kept to "
         f"that many processors. {' and '.join(DROPPED_VARIABLES)} removed from the workers' environment. One process "
         f"a contender, one working at a time, {settings['rounds']} rounds in alternation; no single call over "
-        f"{settings['time cap of one call in seconds']:.0f} s.",
+        f"{settings['time cap of one call in seconds']:.0f} s. Load of the machine before the run: "
+        f"{settings['load of the machine before']}.",
         "## Figures asked and reached\n\n"
         + _table(
             ("what", "asked", "reached", "", "against"),

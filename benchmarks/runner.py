@@ -77,7 +77,11 @@ class Case:
 
 @dataclass(frozen=True)
 class Settings:
-    """How long and how carefully; see ``python -m benchmarks --help``."""
+    """How long and how carefully; see ``python -m benchmarks --help``.
+
+    ``load_before`` is the machine's load (processes at work) before the first case: above a few tenths, something else
+    was running and the times are not to be trusted.
+    """
 
     pythons: dict[str, str]
     threads: int
@@ -87,6 +91,7 @@ class Settings:
     cap_seconds: float
     cap_bytes: int | None
     scratch: Path
+    load_before: float = 0.0
 
 
 @dataclass
