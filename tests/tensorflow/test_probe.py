@@ -113,6 +113,14 @@ def test_weak_mixing_in_a_large_network_is_refused() -> None:
     assert "leak" in refused(f, X, nj.SampleMixingError, variables=[W, g])
 
 
+def test_mixing_in_a_small_output_beside_large_ones_is_refused() -> None:
+    def f(x: Any) -> Any:
+        z = x @ W
+        return {"large": 1e8 * z, "small": 1e-3 * tf.stop_gradient(tf.nn.softmax(z, axis=0)) * z}
+
+    assert "mixes samples" in refused(f, X, nj.SampleMixingError, variables=[W])
+
+
 def test_mixing_that_a_stopped_gradient_hides_is_refused() -> None:
     def f(x: Any) -> Any:
         z = x @ W

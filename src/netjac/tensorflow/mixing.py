@@ -32,7 +32,7 @@ def _reaches_others(before: NDArray[Any], after: NDArray[Any], i: int) -> bool:
     """Whether entries of samples other than i differ; the samples lie on the first axis."""
     b, a = (np.delete(array.astype(np.float64), i, axis=0) for array in (before, after))
     unit = 2.0**-8 if before.dtype.kind == "V" else float(np.finfo(before.dtype).eps)  # V: bfloat16
-    size = float(np.max(np.abs(b), where=np.isfinite(b), initial=0.0))
+    size = np.max(np.abs(b), axis=0, where=np.isfinite(b), initial=0.0)  # of each output by itself
     with np.errstate(invalid="ignore"):
         return bool(np.any(~((np.abs(a - b) <= 4 * unit * size) | (a == b) | (np.isnan(a) & np.isnan(b)))))
 

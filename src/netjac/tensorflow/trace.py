@@ -296,11 +296,28 @@ def _unrolled(model: Any) -> Iterator[list[Any]]:
     changed = [layer for layer in layers if isinstance(layer, keras.layers.RNN) and not layer.unroll]
     for layer in changed:
         layer.unroll = True
+        if layer.zero_output_for_mask:
+            vars(layer)["call"] = _rolled_under_a_mask(layer)
     try:
         yield changed
     finally:
         for layer in changed:
             layer.unroll = False
+            vars(layer).pop("call", None)
+
+
+def _rolled_under_a_mask(layer: Any) -> Callable[..., Any]:
+    """The layer's call, in a loop where a mask comes in: unrolled, Keras gives other outputs at masked steps then."""
+    call = layer.call
+
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        layer.unroll = kwargs.get("mask", args[2] if len(args) > 2 else None) is None
+        try:
+            return call(*args, **kwargs)
+        finally:
+            layer.unroll = True
+
+    return guarded
 
 
 def vector_specs(trace: Trace) -> list[Any]:
