@@ -143,7 +143,8 @@ class SiteBuilder:
         form = member.form
         assert form.a is not None
         assert member.product.build is not None
-        source = names[1 - member.operand] if _is_plain(member) else names[-1]
+        # The other operand as it stands, or something made of this operation's operands: not the same, under one name.
+        source = names[1 - member.operand] if _is_plain(member) else (names[-1],)
         mix = member.mix if member.mix is not None and member.mix.side == "k" else None
         key = (source, form.a, form.p, form.g, form.k, mix)
         if key not in made:
