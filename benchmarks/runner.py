@@ -298,7 +298,7 @@ class Runner:
                     except WorkerError as error:
                         self._drop(running, i, outcomes[i], error)
                         continue
-                    spent[i] += sum(answer["times"])
+                    spent[i] += sum(answer["times"]) + answer["times"][0]  # one call goes before, untimed
                     outcomes[i].timing.rounds[self._round] = answer["times"]
         for outcome in outcomes:
             say(f"  {outcome.contender.label}: {_summary(outcome)}")
