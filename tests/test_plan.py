@@ -1,9 +1,12 @@
 """Tiles cover the samples once, in order, evenly, within the budget."""
 
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from netjac import plan
+from netjac.errors import DataError, DtypeError, MemoryBudgetError
 
 counts = st.integers(0, 2000)
 
@@ -52,3 +55,84 @@ def test_the_square_tile_is_the_largest_that_fits(pair_bytes, budget):
     side = plan.square_tile(pair_bytes, budget)
     assert side * side * pair_bytes <= budget or side == 1
     assert (side + 1) ** 2 * pair_bytes > budget
+
+
+# ---- memory
+
+
+@pytest.mark.parametrize(
+    ("memory", "expected"),
+    [
+        ("512 MiB", 512 << 20),
+        ("2 GB", 2 * 10**9),
+        ("1.5GiB", 3 << 29),
+        ("  3kib ", 3072),
+        ("7 kB", 7000),
+        ("7 K", 7000),
+        ("1 TiB", 1 << 40),
+        ("2 TB", 2 * 10**12),
+        ("100 B", 100),
+        ("100", 100),
+        (".5 MB", 500_000),
+        (4096, 4096),
+        (np.int64(4096), 4096),
+        (2e9, 2 * 10**9),
+        (np.float32(1.5), 1),
+    ],
+)
+def test_amounts_of_memory(memory, expected):
+    assert plan.memory_bytes(memory) == expected
+
+
+@pytest.mark.parametrize(
+    "memory", ["", "MB", "1 XB", "-1 MB", "1 iB", "1,5 GB", "1e3", "nan", "0 MB", 0, -5, float("inf"), 0.5]
+)
+def test_what_is_no_amount_of_memory(memory):
+    with pytest.raises(DataError, match="memory"):
+        plan.memory_bytes(memory)
+
+
+@pytest.mark.parametrize("memory", [None, True, [1], b"1 MB", 1j])
+def test_what_cannot_be_an_amount_of_memory(memory):
+    with pytest.raises(DtypeError, match="memory must be a number of bytes"):
+        plan.memory_bytes(memory)
+
+
+@given(st.integers(1, 1 << 50))
+def test_bytes_in_words_are_no_less_and_not_much_more(size):
+    again = plan.memory_bytes(plan.in_words(size))
+    assert size <= again <= size + max(size * 0.11, 1)
+
+
+sizes = st.integers(0, 10**5)
+footprints = st.builds(plan.Footprint, sizes, st.integers(1, 10**5), sizes, sizes)
+
+
+@given(st.integers(1, 200), st.integers(1, 200), footprints, st.integers(1, 10**7))
+def test_tiles_of_samples_and_outputs(n, l, footprint, budget):
+    least = footprint.need(1, 1)
+    if least > budget:
+        with pytest.raises(MemoryBudgetError) as caught:
+            plan.tile_sizes(n, l, footprint, budget)
+        assert caught.value.least == least
+        budget = least
+    samples, rows = plan.tile_sizes(n, l, footprint, budget)
+    assert footprint.need(samples, rows) <= budget
+    assert rows == l or samples == 1  # whole outputs before some
+    assert samples == n or footprint.need(samples + 1, l) > budget
+    assert rows == l or footprint.need(1, rows + 1) > budget
+    seen = np.zeros((n, l), int)
+    for s, r in plan.tile_grid(n, l, footprint, budget):
+        assert s.stop - s.start <= samples
+        assert r.stop - r.start <= rows
+        seen[s, r] += 1
+    assert (seen == 1).all()
+
+
+@given(footprints, st.integers(1, 50), st.integers(1, 50))
+def test_a_footprint_in_double_precision_and_of_combinations(footprint, samples, rows):
+    wide, combined = footprint.widened(), footprint.combined(rows)
+    assert wide.held(samples, rows) == 2 * footprint.held(samples, rows)
+    assert wide.peak(samples, rows) == footprint.peak(samples, rows) + 2 * footprint.held(samples, rows)
+    assert combined.held(samples, rows) == footprint.held(samples, rows)
+    assert combined.peak(samples, 1) == footprint.peak(samples, 1) + 24 * samples * rows

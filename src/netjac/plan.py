@@ -153,8 +153,11 @@ class Footprint:
 
     def widened(self) -> Footprint:
         """After conversion from single to double precision."""
-        held = {"sample": 2 * self.sample, "row": 2 * self.row}
-        return replace(self, **held, sample_work=self.sample_work + self.sample, row_work=self.row_work + self.row)
+        return Footprint(2 * self.sample, 2 * self.row, self.sample_work + self.sample, self.row_work + self.row)
+
+    def combined(self, l: int) -> Footprint:
+        """Of rows that are combinations of l outputs: their weights, cut out, in double and in the network's type."""
+        return replace(self, row_work=self.row_work + 24 * l)
 
 
 def tile_sizes(n: int, l: int, footprint: Footprint, budget: int) -> tuple[int, int]:

@@ -8,7 +8,6 @@ one held and one being computed, stay within a memory budget.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import Any, Protocol, final
 
@@ -138,9 +137,7 @@ class TiledJacobian(JacobianOperator):
         found = self._source.footprint
         if self.dtype.itemsize > self._source.dtype.itemsize:
             found = found.widened()
-        if self._combinations is not None:  # cut out, in double precision, and in the network's own
-            found = replace(found, row_work=found.row_work + 24 * self._combinations.shape[2])
-        return found
+        return found if self._combinations is None else found.combined(self._combinations.shape[2])
 
     @cached_property
     def tile_shape(self) -> tuple[int, int]:

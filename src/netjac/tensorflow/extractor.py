@@ -18,6 +18,7 @@ from netjac.tensorflow.assembly import assemble
 from netjac.tensorflow.evaluate import CompiledSites
 from netjac.tensorflow.footprint import footprint
 from netjac.tensorflow.frozen import FrozenNetwork
+from netjac.tensorflow.recheck import Recheck, suspect
 from netjac.tensorflow.trace import Signature, Trace, trace
 from netjac.tiled import TiledJacobian
 
@@ -48,11 +49,13 @@ class Extractor:
         found = assemble(self._trace, theta, leaves)
         self._sites = CompiledSites(self._trace, found.groups, found.fallbacks)
         self.coverage = found.coverage
-        self.footprint = footprint(self._trace, found.survey, found.groups, found.fallbacks)
+        self.footprint = footprint(self._trace, found)
         wide = any(segment.dtype == "float64" for segment in self.output_space.segments)
         self.dtype = np.dtype(np.float64 if wide else np.float32)
         self._plan = factor.plan(self._sites.sites, parameters)
         probe.check(self._trace, found.survey, found.graph, theta, self._probed)
+        operation = suspect(found.survey, found.graph)
+        self._recheck = None if operation is None else Recheck(self._trace, operation)
 
     @property
     def trace(self) -> Trace:
@@ -77,8 +80,12 @@ class Extractor:
             return self._empty()
         vector = self._vector(theta)
         if budget is None or self.footprint.peak(n, self.output_space.size) <= budget:
-            return self._jacobian(vector, x)
-        return self._tiled(np.array(vector), x, budget)
+            found: Jacobian | TiledJacobian = self._jacobian(vector, x)
+        else:
+            found = self._tiled(np.array(vector), x, budget)
+        if self._recheck is not None:
+            self._recheck(vector, x, found)
+        return found
 
     def outputs(self, x: Sequence[Any], theta: ArrayLike | None = None) -> NDArray[Any]:
         """The flat outputs (n, l) alone."""
@@ -101,14 +108,20 @@ class Extractor:
         return Jacobian(self.parameters, self.output_space, y, blocks, self.coverage)
 
     def _tiled(self, theta: NDArray[Any], x: Sequence[Any], budget: int) -> TiledJacobian:
-        plan.tile_sizes(len(x[0]), self.output_space.size, self.footprint, budget)  # refused before any work
+        plan.tile_sizes(1, 1, self._most_demanding, budget)  # refused before any work
         source = FrozenNetwork(self, x, theta)
         y = source.outputs(budget)
         return TiledJacobian(source, self.parameters, self.output_space, y, self.coverage, budget)
 
+    @property
+    def _most_demanding(self) -> plan.Footprint:
+        """What any verb of a `TiledJacobian` needs: combinations of outputs, in double precision."""
+        combined = self.footprint.combined(self.output_space.size)
+        return combined if self.dtype == np.float64 else combined.widened()
+
     def _probed(self, theta: NDArray[Any], x: Sequence[Any]) -> Jacobian | TiledJacobian:
         """What the probe looks at: tiled where the outputs are so many that even its few samples take much."""
-        budget = max(PROBE_BYTES, self.footprint.need(1, 1))
+        budget = max(PROBE_BYTES, self._most_demanding.need(1, 1))
         if self.footprint.peak(len(x[0]), self.output_space.size) <= budget:
             return self._jacobian(theta, x)
         return self._tiled(theta, x, budget)
