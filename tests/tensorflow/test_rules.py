@@ -219,7 +219,7 @@ def test_samples_need_not_come_first(layout: str) -> None:
 def test_a_product_of_two_weights_and_data() -> None:
     w, v = weight(5, 3), tf.Variable(values(3, 5, seed=4), name="v")
     J = check(lambda x: head(x @ (w @ v)), X, [w, v], random=False)
-    assert treatments(J) == {"w": {"fallback"}, "v": {"fallback"}}
+    assert treatments(J) == {"w": {"factored"}, "v": {"factored"}}
 
 
 def test_a_gradient_of_its_own_is_not_read_by_a_rule() -> None:
