@@ -168,8 +168,18 @@ simple("Conv1D", (6, 4), 6, 2, groups={"groups": 2})
 simple("Conv2D", (5, 6, 3), 4, (3, 2), bias={}, no_bias={"use_bias": False, "padding": "same"},
        strides={"strides": (2, 1), "padding": "same"}, dilated={"dilation_rate": (2, 1)},
        dilated_same={"dilation_rate": 2, "padding": "same"})  # fmt: skip
-simple("Conv2D", (4, 4, 4), 6, 2, groups={"groups": 2}, strided_groups={"groups": 2, "strides": 2, "padding": "same"},
-       groups_without_bias={"groups": 2, "use_bias": False})  # fmt: skip
+simple(
+    "Conv2D",
+    (4, 4, 4),
+    6,
+    2,
+    groups={"groups": 2},
+    strided_groups={"groups": 2, "strides": 2, "padding": "same"},
+    groups_without_bias={"groups": 2, "use_bias": False},
+)
+simple("Conv2D", (5, 4, 4), 8, 2, one_channel_a_group={"groups": 4, "strides": 2, "padding": "same"},
+       one_channel_a_group_dilated={"groups": 4, "dilation_rate": 2},
+       one_channel_a_group_uneven_strides={"groups": 4, "strides": (2, 1)})  # fmt: skip
 simple("Conv2D", (3, 4, 3), 4, 1, one_by_one={}, one_by_one_strided={"strides": 2})
 simple("Conv2D", (2, 2, 12), 10, 2, many_channels={})
 simple(

@@ -3,9 +3,10 @@
 At three different samples and slightly moved parameters (so that weights that start at zero hide nothing), with random
 directions u and v:
 
-- for each sample alone, Jᵀ u against one ordinary gradient. This holds each sample's rows to account separately, which
-  a sum over the batch would not;
-- J v against one forward-mode product, taken as the transpose of the transpose.
+- for each sample i alone, Jᵀ u against one ordinary gradient g of u · y[i]. This holds each sample's rows to account
+  separately, which a sum over the batch would not;
+- for each sample, u · (J v)[i] against g · v, which a forward-mode product would have to equal. TensorFlow's own
+  forward-mode products need second derivatives, which some operations lack and some get wrong; this needs none.
 
 A wrong rule fails it, and so does every model that mixes samples. Then the forward pass is searched for the first
 operation through which one sample reaches another.
@@ -19,14 +20,13 @@ from typing import Any, NoReturn
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
-from tensorflow.python.framework.ops import get_gradient_function
 
-from netjac.errors import ProbeError, RandomModelError
+from netjac.errors import DataError, ProbeError, RandomModelError
 from netjac.tensorflow.match import Graph
 from netjac.tensorflow.mixing import mixing_error, mixing_operation, refuse_mixing
 from netjac.tensorflow.program import Program
 from netjac.tensorflow.survey import LARGE, Survey
-from netjac.tensorflow.trace import Trace, argument_specs, flat_outputs
+from netjac.tensorflow.trace import Trace, flat_outputs, vector_specs, weights
 
 HALF = frozenset({tf.float16.as_datatype_enum, tf.bfloat16.as_datatype_enum})
 STATEFUL_RANDOM = frozenset(
@@ -83,57 +83,40 @@ def moved(theta: Sequence[NDArray[Any]], rng: np.random.Generator) -> list[NDArr
     result = []
     for value in theta:
         wide = value.astype(np.float64)
-        scale = np.sqrt(np.mean(wide**2)) if wide.size else 0.0
+        largest = float(np.max(np.abs(wide), initial=0.0))
+        scale = largest * float(np.sqrt(np.mean((wide / largest) ** 2))) if largest > 0 else 0.0
         sign = np.where(wide == 0, rng.choice([-1, 1], value.shape), np.sign(wide))
         change = 0.05 * (scale if scale > 0 else 1.0) * rng.uniform(0.5, 1.0, value.shape) * sign
         result.append((wide + change).astype(value.dtype))
     return result
 
 
-def ordinary_products(
-    trace: Trace, theta: Sequence[Any], x: Sequence[Any], u: NDArray[Any], v: NDArray[Any]
-) -> tuple[list[NDArray[Any]], NDArray[Any] | None]:
-    """Per sample i the ordinary gradient of u[i] · y[i], as (m,), and J v (n, l), None where TensorFlow cannot.
+class OrdinaryGradient:
+    """The gradient of u · y with respect to θ, by TensorFlow alone: nothing of the factored path is used.
 
-    ``u`` is (n, l), ``v`` (m,); nothing of the factored path is used.
+    Parameters
+    ----------
+    trace
+        The network.
     """
-    count = len(trace.parameters)
-    parts = trace.parameters.unravel(v)
 
-    def run(seed: Any, *arguments: Any) -> Any:
-        weights = arguments[:count]
-        y = flat_outputs(trace.program.insert(weights, arguments[count:], trace.program.outputs), trace)
-        seed = tf.cast(seed, y.dtype)
-        found = tf.gradients(y, weights, grad_ys=seed)
-        back = [tf.zeros_like(w) if d is None else tf.convert_to_tensor(d) for d, w in zip(found, weights, strict=True)]
-        pairs = [(d, tf.constant(p, d.dtype)) for d, p, f in zip(back, parts, found, strict=True) if f is not None]
-        try:
-            _refuse_dead_ends(tf.compat.v1.get_default_graph())
-            product = tf.gradients([d for d, _ in pairs], seed, grad_ys=[p for _, p in pairs])[0] if pairs else None
-            product = tf.zeros_like(y) if product is None else product
-        except (LookupError, ValueError, TypeError, NotImplementedError):  # an operation without a second derivative
-            product = tf.fill(tf.shape(y), tf.constant(np.nan, y.dtype))
-        return back, product
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        specs = vector_specs(trace)
+        seeds = tf.TensorSpec((None, trace.output_space.size), tf.float64)
+        self._type = specs[0].dtype
+        self._compiled = tf.function(self._run, autograph=False).get_concrete_function(*specs, seeds)
 
-    specs = argument_specs(trace)
-    compiled = tf.function(run, autograph=False).get_concrete_function(tf.TensorSpec(u.shape, tf.float64), *specs)
-    gradients = []
-    for i in range(LARGE):
-        row, product = compiled(tf.constant(u * (np.arange(LARGE) == i)[:, None]), *theta, *x)
-        gradients.append(np.concatenate([np.asarray(d, np.float64).reshape(-1) for d in row]))
-    forward = np.asarray(product, np.float64)
-    return gradients, None if np.isnan(forward).all() else forward
+    def __call__(self, theta: NDArray[Any], x: Sequence[Any], u: NDArray[Any]) -> NDArray[np.float64]:
+        """(m,) at the vector ``theta``, for cotangents ``u`` (n, l)."""
+        return np.asarray(self._compiled(tf.constant(theta, self._type), *x, tf.constant(u, tf.float64)))
 
-
-def _refuse_dead_ends(graph: Any) -> None:
-    """Raise LookupError where a derivative's own derivative is declared to be none, or is wrong.
-
-    That of pooling in space counts all of several equal maxima, where the derivative takes one.
-    """
-    for operation in graph.get_operations():
-        declared_none = operation.type.endswith("Grad") and get_gradient_function(operation) is None
-        if declared_none or operation.type == "MaxPool3DGrad":
-            raise LookupError(f"{operation.type} has no derivative")
+    def _run(self, vector: Any, *arguments: Any) -> Any:
+        theta = weights(vector, self._trace)
+        y = flat_outputs(self._trace.program.insert(theta, arguments[:-1], self._trace.program.outputs), self._trace)
+        found = tf.gradients(y, theta, grad_ys=tf.cast(arguments[-1], y.dtype))
+        dense = [tf.zeros_like(w) if d is None else tf.convert_to_tensor(d) for d, w in zip(found, theta, strict=True)]
+        return tf.concat([tf.cast(tf.reshape(d, [-1]), tf.float64) for d in dense], axis=0)
 
 
 def check(
@@ -146,33 +129,48 @@ def check(
     """Raise unless the Jacobian that ``jacobian_at(theta, x)`` gives agrees with the ordinary derivative."""
     refuse_mixing(survey, graph)
     rng = np.random.default_rng(20150)
-    m, rows = trace.parameters.size, trace.output_space.size
-    u, v = rng.uniform(0.5, 1.5, (LARGE, rows)), rng.standard_normal(m)
-    batch = survey.batch
-    low, tolerance = _precision(trace)
+    u = rng.uniform(0.5, 1.5, (LARGE, trace.output_space.size))
+    v = rng.standard_normal(trace.parameters.size)
+    alone = [u * (np.arange(LARGE) == i)[:, None] for i in range(LARGE)]
+    gradient = OrdinaryGradient(trace)
     for candidate in (moved(theta, rng), list(theta)):
-        weights = [tf.convert_to_tensor(value) for value in candidate]
-        gradients, forward = ordinary_products(trace, weights, batch, u, v)
-        if all(np.isfinite(g).all() for g in gradients):
+        vector = np.concatenate([value.astype(np.float64).reshape(-1) for value in candidate])
+        expected = [gradient(vector, survey.batch, seed) for seed in alone]
+        if all(np.isfinite(g).all() for g in expected):
             break
-    vector = np.concatenate([value.astype(np.float64).reshape(-1) for value in candidate])
-    jacobian = jacobian_at(vector, batch)
-    wrong: dict[str, float] = {}
-    for i, gradient in enumerate(gradients):
-        ours = jacobian.T @ (u * (np.arange(LARGE) == i)[:, None]).reshape(-1)
-        for segment in trace.parameters.segments:
-            error = _error(ours[segment.slice], gradient[segment.slice], np.linalg.norm(gradient), low)
-            if error > tolerance:
-                wrong[segment.name] = max(error, wrong.get(segment.name, 0.0))
-    if forward is not None and not wrong:
-        error = _error((jacobian @ v).reshape(LARGE, rows), forward, np.linalg.norm(forward), low)
-        if error > tolerance:
-            wrong["J v"] = error
+    wrong = _disagreement(trace, jacobian_at(vector, survey.batch), alone, v, expected)
+    if wrong and not all(np.isfinite(g).all() for g in expected):
+        raise DataError(
+            "at some of the samples the outputs or their derivatives are not finite, so that the factors cannot be "
+            "checked; look at model(x), and leave those samples out of the first call."
+        )
     if wrong:
         _refuse(survey, graph, wrong)
 
 
-def _precision(trace: Trace) -> tuple[float, float]:
+def _disagreement(
+    trace: Trace, jacobian: Any, seeds: Sequence[NDArray[Any]], v: NDArray[Any], expected: Sequence[NDArray[Any]]
+) -> dict[str, float]:
+    """Relative errors that are more than rounding, by variable, and of J v."""
+    low, tolerance = precision(trace)
+    forward = np.asarray(jacobian @ v, np.float64).reshape(seeds[0].shape)
+    wrong: dict[str, float] = {}
+    for i, (seed, g) in enumerate(zip(seeds, expected, strict=True)):
+        ours = np.asarray(jacobian.T @ seed.reshape(-1), np.float64)
+        with np.errstate(invalid="ignore", over="ignore"):
+            whole, terms = np.linalg.norm(g), g * v
+            along = float(seed[i] @ forward[i]) - float(terms.sum())
+            spread = float(np.abs(terms).sum())
+        for segment in trace.parameters.segments:
+            error = relative_error(ours[segment.slice], g[segment.slice], whole, low)
+            if error > tolerance:
+                wrong[segment.name] = max(error, wrong.get(segment.name, 0.0))
+        if np.isfinite(along) and abs(along) > tolerance * spread:
+            wrong["J v"] = max(abs(along) / max(spread, np.finfo(np.float64).tiny), wrong.get("J v", 0.0))
+    return wrong
+
+
+def precision(trace: Trace) -> tuple[float, float]:
     """Relative rounding error of the least precise number in the graph, and the disagreement that is still rounding."""
     types = {a.type for node in trace.program.graph_def.node for a in node.attr.values()}
     if types & HALF:
@@ -193,12 +191,13 @@ def _refuse(survey: Survey, graph: Graph, wrong: Mapping[str, float]) -> NoRetur
     )
 
 
-def _error(ours: NDArray[Any], reference: NDArray[Any], whole: Any, low: float) -> float:
+def relative_error(ours: NDArray[Any], reference: NDArray[Any], whole: Any, low: float) -> float:
     """Relative error, forgiving what is rounding beside the whole; infinite where only one side is finite."""
     same = (ours == reference) | (np.isnan(ours) & np.isnan(reference))
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
         difference = float(np.linalg.norm(np.where(same, 0, ours - reference)))
+        size = float(np.linalg.norm(np.where(same & ~np.isfinite(reference), 0, reference)))
     if not np.isfinite(difference):
         return float("inf")
-    size = float(np.linalg.norm(np.where(same & ~np.isfinite(reference), 0, reference)))
-    return max(0.0, difference - 1e3 * low * float(whole)) / max(size, np.finfo(np.float64).tiny) if difference else 0.0
+    beyond = max(0.0, difference - 1e3 * low * float(whole))
+    return beyond / size if size > 0 else float("inf") if beyond else 0.0

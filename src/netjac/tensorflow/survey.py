@@ -154,12 +154,18 @@ class Survey:
             return (-1,)
         return tuple(axis for axis, (s, t) in enumerate(zip(small, large, strict=True)) if s != t)
 
-    def sample_axis(self, tensor: Any, axis: int) -> SampleAxis | None:
-        """How the samples lie within an axis; None if its size is not a multiple of n."""
+    def multiple(self, tensor: Any, axis: int) -> int | None:
+        """How many entries of an axis belong to each sample; None if its size is not a multiple of n."""
         small, large = (sizes[axis] for sizes in self._sizes[tensor.name])
         factor = large - small
-        if factor <= 0 or factor * LARGE != large:
+        return factor if factor > 0 and factor * LARGE == large else None
+
+    def sample_axis(self, tensor: Any, axis: int) -> SampleAxis | None:
+        """How the samples lie within an axis; None if its size is not a multiple of n."""
+        factor = self.multiple(tensor, axis)
+        if factor is None:
             return None
+        large = factor * LARGE
         if factor == 1:
             return SampleAxis(1, 1)
         before, after = self.values(tensor)
