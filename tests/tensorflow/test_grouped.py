@@ -1,4 +1,4 @@
-"""Grouped convolutions are split into one convolution a group; nothing else is touched."""
+"""Grouped convolutions become one convolution a group, or a depthwise one; nothing else is touched."""
 
 from __future__ import annotations
 
@@ -40,8 +40,16 @@ def naive(x: np.ndarray, k: np.ndarray, groups: int) -> np.ndarray:
 def test_values_are_those_of_each_group_alone(groups: int, rng: np.random.Generator) -> None:
     x, k = rng.normal(size=(2, 5, 4, 6)), rng.normal(size=(2, 3, 6 // groups, 6))
     split = split_grouped(graph_of(x, k, strides=1, padding="VALID"))
-    assert sum(node.op == "Conv2D" for node in split.node) == groups
+    kinds = [node.op for node in split.node if "Conv" in node.op]
+    assert kinds == (["DepthwiseConv2dNative"] if groups == 6 else ["Conv2D"] * groups)
     np.testing.assert_allclose(run(split, x, k), naive(x, k, groups), atol=1e-12)
+
+
+def test_depthwise_with_several_channels_out_of_each(rng: np.random.Generator) -> None:
+    x, k = rng.normal(size=(2, 5, 4, 3)), rng.normal(size=(2, 3, 1, 6))
+    split = split_grouped(graph_of(x, k, strides=1, padding="VALID"))
+    assert [node.op for node in split.node if "Conv" in node.op] == ["DepthwiseConv2dNative"]
+    np.testing.assert_allclose(run(split, x, k), naive(x, k, 3), atol=1e-12)
 
 
 def test_in_space(rng: np.random.Generator) -> None:
