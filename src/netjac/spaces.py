@@ -235,6 +235,8 @@ class OutputSpace:
 def _fill(template: Any, arrays: list[NDArray[Any]]) -> Any:
     if isinstance(template, dict):
         return {key: _fill(value, arrays) for key, value in template.items()}
+    if isinstance(template, tuple) and hasattr(template, "_fields"):  # a named tuple
+        return type(template)(*(_fill(value, arrays) for value in template))
     if isinstance(template, (list, tuple)):
         return type(template)(_fill(value, arrays) for value in template)
     return arrays[template]

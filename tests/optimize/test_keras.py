@@ -169,3 +169,33 @@ def test_a_network_with_nothing_to_train(rng: np.random.Generator) -> None:
     model.trainable = False
     with pytest.raises(nj.ModelError):
         nj.LeastSquares(model, x, y)
+
+
+def test_complex_steps_are_refused_and_not_answered_with_zeros(rng: np.random.Generator) -> None:
+    x, y = surface(rng, 20)
+    problem = nj.LeastSquares(network(), x, y)
+    with pytest.raises(nj.errors.DtypeError, match="real numbers"):
+        scipy.optimize.least_squares(problem.fun, problem.x0, jac="cs")
+
+
+def test_what_the_caller_does_to_y_later_changes_nothing(rng: np.random.Generator) -> None:
+    x, y = surface(rng, 20)
+    problem = nj.LeastSquares(network(), x, y)
+    before = problem.fun(problem.x0)
+    y[:] = 0.0
+    problem.forget()
+    np.testing.assert_array_equal(problem.fun(problem.x0), before)
+
+
+def test_a_callback_that_writes_into_its_vector_does_not_reach_the_model(rng: np.random.Generator) -> None:
+    x, y = surface(rng)
+    model = network()
+
+    def vandal(intermediate_result: Any) -> None:
+        intermediate_result.x[:] = 0.0
+        raise StopIteration
+
+    problem = nj.LeastSquares(model, x, y)
+    result = problem.solve("trf", callback=vandal)
+    np.testing.assert_allclose(0.5 * np.sum(problem.fun(weights(model)) ** 2), result.cost, rtol=1e-12)
+    np.testing.assert_array_equal(weights(model), result.x)

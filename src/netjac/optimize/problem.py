@@ -18,7 +18,7 @@ import scipy.optimize
 from numpy.typing import ArrayLike, NDArray
 from scipy.sparse.linalg import LinearOperator
 
-from netjac.errors import DataError, ShapeError
+from netjac.errors import DataError, DtypeError, ShapeError
 from netjac.optimize import losses, options, targets
 from netjac.optimize.losses import Loss, Vector
 from netjac.optimize.monitor import Monitor
@@ -353,7 +353,13 @@ class LeastSquares:
             )
 
     def _evaluate(self, theta: ArrayLike) -> _Evaluation:
-        vector = np.asarray(theta, dtype=np.float64)
+        given = np.asarray(theta)
+        if given.dtype.kind not in "fiub":
+            raise DtypeError(
+                f"theta must hold real numbers, and has dtype {given.dtype}; the Jacobian is problem.jac, not a "
+                "difference of complex values (jac='cs')."
+            )
+        vector = given.astype(np.float64, copy=False)
         for known in (self._last, self._best):
             if known is not None and np.array_equal(known.theta, vector):
                 return known
@@ -391,10 +397,11 @@ class LeastSquares:
     def _take_best(self, result: scipy.optimize.OptimizeResult, form: str) -> None:
         """Put the best point into the result if the solver ended on another.
 
-        MINPACK rejects a step that lowers the cost by far less than its model predicted, though the point is better.
+        MINPACK rejects a step that lowers the cost by far less than its model predicted, though the point is better;
+        and a callback may have written into the vector it was shown.
         """
         best = self._best
-        if best is None or not best.cost < result.cost or np.array_equal(best.theta, result.x):
+        if best is None or not best.cost <= result.cost or np.array_equal(best.theta, result.x):
             return
         weighted = losses.weighted(best.residual, self._loss, self._f_scale)
         result.x, result.fun, result.cost = best.theta.copy(), best.residual.copy(), best.cost

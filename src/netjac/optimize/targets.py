@@ -137,7 +137,7 @@ def _one(segment: Segment, y: Any, where: str) -> NDArray[np.float64]:
         raise ShapeError(
             f"{where} is a dict, and the model has one output there ({segment.name}): give the array itself."
         )
-    array = np.asarray(y, dtype=np.float64)
+    array = np.array(y, dtype=np.float64)  # a copy: what the caller does to y later changes no residual
     shape = segment.shape
     fits = array.ndim >= 1 and (array.shape[1:] == shape or (segment.size == 1 and array.shape[1:] in ((), (1,))))
     if not fits:

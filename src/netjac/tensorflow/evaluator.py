@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from netjac.errors import ModelError
 from netjac.jacobian import Jacobian
 from netjac.tensorflow.extractor import Extractor
+from netjac.tensorflow.fingerprint import fingerprint
 from netjac.tensorflow.inputs import CrossExtractor, InputExtractor
 from netjac.tensorflow.trace import Signature, floating_type, parameter_space, signature_of
 from netjac.tiled import TiledJacobian
@@ -25,16 +26,21 @@ T = TypeVar("T")
 
 
 def _keep(model: Any, key: Any, make: Callable[[], T]) -> T:
-    """The result of ``make``, kept with the model under ``key``; made anew where a model can be kept with nothing."""
+    """The result of ``make``, kept with the model under ``key`` until what it was made of changes in Python.
+
+    Made anew where a model can be kept with nothing.
+    """
     owner, part = getattr(model, "__self__", model), getattr(model, "__func__", None)
     with _LOCK:
         try:
             kept = _KEPT.setdefault(owner, {})
         except TypeError:  # neither hashable nor weakly referable
             kept = {}
-        if (part, key) not in kept:
-            kept[part, key] = make()
-        result: T = kept[part, key]
+        found = kept.get((part, key))
+        if found is None or found[1] != fingerprint(model):
+            made = make()
+            found = kept[part, key] = (made, fingerprint(model))  # after the trace, which may count its own calls
+        result: T = found[0]
         return result
 
 

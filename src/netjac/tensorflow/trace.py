@@ -104,6 +104,7 @@ def trainable(model: Any, variables: Sequence[Any] | None) -> list[tuple[str, An
         variables = [variables]
     if not isinstance(variables, Iterable):
         raise DtypeError(f"variables must be a list of tf.Variable objects, and is a {type(variables).__name__}.")
+    variables = list(variables)
     resources = [_resource(variable) for variable in variables]
     named = [(_name(variable), resource) for variable, resource in zip(variables, resources, strict=True)]
     if not named:
