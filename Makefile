@@ -24,7 +24,7 @@ demo: install
 	$(BIN)/netjac demo --output demo-output
 
 test: install
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 4
 
 # What takes minutes: whole applications, every layer in both precisions.
 slow: install

@@ -258,8 +258,7 @@ for _layer in ("SimpleRNN", "LSTM", "GRU"):
 
     def _masked(layer: str = _layer) -> tuple[Any, Any]:
         def call(i: Any) -> Any:
-            h = getattr(L, layer)(3, return_sequences=True, zero_output_for_mask=True)(L.Masking(0.0)(i))
-            return getattr(L, layer)(2)(h)
+            return getattr(L, layer)(2)(getattr(L, layer)(3, return_sequences=True)(L.Masking(0.0)(i)))
 
         model, x = around(call, (4, 2))
         x[0, 2:] = 0

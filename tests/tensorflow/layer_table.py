@@ -110,7 +110,11 @@ def page() -> str:
         f"{len(layers)} layers, {count} configurations, {len(fallen)} layers with a fallback; largest error {limits}."
     )
     aliases = "Aliases (`Convolution2D`) are the same classes. Without a row: " + ", ".join(without) + "."
-    more = "Layers without weights (activations, pooling, reshaping, merging, preprocessing) need no rule."
+    more = (
+        "Layers without weights (activations, pooling, reshaping, merging, preprocessing) need no rule. Recurrent "
+        "layers stay loops, and fall back, where their length is not known before they run, and where a mask comes in "
+        "under `zero_output_for_mask=True`."
+    )
     return INTRODUCTION + "\n".join([summary, "", *lines, "", aliases, more]) + "\n"
 
 

@@ -88,6 +88,16 @@ def test_masked_steps_do_not_count() -> None:
     np.testing.assert_allclose(nj.jacobian(model, x).to_array()[:1], short, rtol=1e-12, atol=1e-15)
 
 
+@pytest.mark.parametrize("layer", [L.SimpleRNN, L.LSTM, L.GRU])
+def test_zeros_where_masked(layer: Any) -> None:
+    i = keras.Input((4, 2))
+    h = layer(3, return_sequences=True, zero_output_for_mask=True)(L.Masking(0.0)(i))
+    x = data(4, 2)
+    x[0, 2:], x[1, :2] = 0, 0
+    J = check(keras.Model(i, L.Dense(2)(layer(2)(h))), x)
+    assert all(entry.reason for entry in J.coverage.entries if entry.treatment.value == "fallback")
+
+
 def test_length_left_open_in_the_model_is_told_by_the_data() -> None:
     i = keras.Input((None, 2))
     model = keras.Model(i, L.Dense(2)(L.LSTM(3)(i)))

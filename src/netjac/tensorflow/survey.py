@@ -92,8 +92,8 @@ class Survey:
         self.graph = self._wrapped.graph
         # Placeholders that were fed stay behind in the graph, unused.
         used = (op for op in self.graph.get_operations() if op.name.startswith(PREFIX) and op.type != "Placeholder")
-        tensors = [t for op in used for t in op.outputs]
-        self._sizes = self._measure([*tensors, *self._feeds])
+        self._tensors = [t for op in used for t in op.outputs]
+        self._sizes = self._measure([*self._tensors, *self._feeds])
         self._values: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {}
 
     @property
@@ -168,6 +168,8 @@ class Survey:
         large = factor * LARGE
         if factor == 1:
             return SampleAxis(1, 1)
+        if tensor.name not in self._values:  # one run for all that will be asked about: each takes its time to start
+            self.fetch([t for t in (*self._tensors, tensor) if t.name == tensor.name or self._is_folded(t)])
         before, after = self.values(tensor)
         changed = np.moveaxis(before != after, axis, 0).reshape(large, -1).any(axis=1)
         for outer in (d for d in range(1, factor + 1) if factor % d == 0):  # sample-major first
@@ -175,6 +177,11 @@ class Survey:
             if not rest.any():
                 return SampleAxis(outer, factor // outer)
         return None
+
+    def _is_folded(self, tensor: Any) -> bool:
+        """Whether a sample has several entries on the samples' axis."""
+        axes = self.batched(tensor)
+        return len(axes) == 1 and axes[0] >= 0 and (self.multiple(tensor, axes[0]) or 1) > 1
 
     def values(self, tensor: Any) -> tuple[NDArray[Any], NDArray[Any]]:
         """The tensor's values at three samples, before and after the last of them changed."""

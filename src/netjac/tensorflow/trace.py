@@ -297,7 +297,7 @@ def _unrolled(model: Any) -> Iterator[list[Any]]:
     changed = [layer for layer in layers if isinstance(layer, keras.layers.RNN) and not layer.unroll]
     for layer in changed:
         layer.unroll = True
-        if layer.zero_output_for_mask:
+        if layer.zero_output_for_mask and layer.go_backwards and layer.return_sequences:
             vars(layer)["call"] = _rolled_under_a_mask(layer)
     try:
         yield changed
@@ -308,7 +308,7 @@ def _unrolled(model: Any) -> Iterator[list[Any]]:
 
 
 def _rolled_under_a_mask(layer: Any) -> Callable[..., Any]:
-    """The layer's call, in a loop where a mask comes in: unrolled, Keras gives other outputs at masked steps then."""
+    """The layer's call, in a loop where a mask comes in: unrolled backwards, Keras zeroes the wrong steps then."""
     call = layer.call
 
     def guarded(*args: Any, **kwargs: Any) -> Any:
