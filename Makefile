@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 export TF_ENABLE_ONEDNN_OPTS ?= 0
 
-.PHONY: install demo test slow lint bench
+.PHONY: install demo test fuzz slow lint bench
 
 install: $(VENV)/.installed
 
@@ -25,6 +25,10 @@ demo: install
 
 test: install
 	$(BIN)/python -m pytest -n auto --maxprocesses 4
+
+# Fresh random networks against the tape: NETJAC_FUZZ=2000 make fuzz for more.
+fuzz: install
+	NETJAC_FUZZ=$(or $(NETJAC_FUZZ),500) $(BIN)/python -m pytest tests/tensorflow/test_random_networks.py
 
 # What takes minutes: whole applications, every layer in both precisions.
 slow: install
