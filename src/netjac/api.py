@@ -210,7 +210,7 @@ def parameters(model: Any, variables: Sequence[Any] | None = None) -> ParameterS
 
 def _tensorflow() -> ModuleType:
     try:
-        import tensorflow  # noqa: F401
+        import tensorflow  # noqa: F401 - only to tell, in words of our own, that it is missing
     except ModuleNotFoundError as error:
         if error.name != "tensorflow":  # it is there, and something it needs is not
             raise

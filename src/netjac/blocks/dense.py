@@ -37,21 +37,21 @@ class DenseBlock(Block):
         self.values, self.placement = values, placement
         self.n, self.l = n, l
 
-    def columns(self) -> NDArray[np.intp]:  # noqa: D102
+    def columns(self) -> NDArray[np.intp]:
         return np.sort(self.placement.indices(), axis=None)
 
     @property
-    def nbytes(self) -> int:  # noqa: D102
+    def nbytes(self) -> int:
         return self.values.nbytes
 
-    def add_product(self, v: NDArray[Any], out: NDArray[Any]) -> None:  # noqa: D102
+    def add_product(self, v: NDArray[Any], out: NDArray[Any]) -> None:
         place = self.placement
         if place.contiguous:
             out += self.values @ v[place.offset : place.offset + place.size]
         else:
             out += self.values @ place.rows(v).reshape(place.size, v.shape[1])
 
-    def add_adjoint(self, u: NDArray[Any], out: NDArray[Any]) -> None:  # noqa: D102
+    def add_adjoint(self, u: NDArray[Any], out: NDArray[Any]) -> None:
         n, l, e = self.values.shape
         place = self.placement
         sums = self.values.reshape(n * l, e).T @ u.reshape(n * l, u.shape[2])
@@ -61,7 +61,7 @@ class DenseBlock(Block):
             rows = place.rows(out)
             rows += sums.reshape(rows.shape)
 
-    def fill(self, out: NDArray[Any], samples: slice, *, add: bool) -> None:  # noqa: D102
+    def fill(self, out: NDArray[Any], samples: slice, *, add: bool) -> None:
         view = self.placement.view(out)  # (r, l, *fine axes)
         values = self.values[samples].reshape(view.shape)
         if add:
@@ -69,7 +69,7 @@ class DenseBlock(Block):
         else:
             copy_into(view, values)
 
-    def add_gram(self, other: Self, rows: slice, columns: slice, out: NDArray[Any]) -> None:  # noqa: D102
+    def add_gram(self, other: Self, rows: slice, columns: slice, out: NDArray[Any]) -> None:
         r, l, s, t = out.shape
         if not out.size:
             return
@@ -80,20 +80,20 @@ class DenseBlock(Block):
             some = values[part]
             out[part] += (some.reshape(len(some) * l, e) @ Y).reshape(len(some), l, s, t)
 
-    def row_squares(self) -> NDArray[Any]:  # noqa: D102
+    def row_squares(self) -> NDArray[Any]:
         return np.einsum("nle,nle->nl", self.values, self.values)
 
-    def add_column_squares(self, out: NDArray[Any]) -> None:  # noqa: D102
+    def add_column_squares(self, out: NDArray[Any]) -> None:
         view = self.placement.view(out)
         view += np.einsum("nle,nle->e", self.values, self.values).reshape(view.shape)
 
-    def take(self, samples: NDArray[np.intp] | slice) -> Self:  # noqa: D102
+    def take(self, samples: NDArray[np.intp] | slice) -> Self:
         return type(self)(self.values[samples], self.placement)
 
-    def scaled(self, b: NDArray[Any]) -> Self:  # noqa: D102
+    def scaled(self, b: NDArray[Any]) -> Self:
         return type(self)(b @ self.values, self.placement)
 
-    def pieces(self, columns: int) -> list[Block]:  # noqa: D102
+    def pieces(self, columns: int) -> list[Block]:
         cut = self.placement.cut(columns)
         axis = cut[0][0]
         inner = prod(self.placement.sizes[axis + 1 :])
@@ -101,7 +101,7 @@ class DenseBlock(Block):
             return [self]
         return [type(self)(self.values[..., p.start * inner : p.stop * inner], place) for _, p, place in cut]
 
-    def restricted(self, start: int, stop: int, shift: int) -> Block | None:  # noqa: D102
+    def restricted(self, start: int, stop: int, shift: int) -> Block | None:
         part = self.placement.part(start, stop, shift)
         if part is None:
             return None

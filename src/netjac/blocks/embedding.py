@@ -52,14 +52,14 @@ class EmbeddingBlock(Block):
         self.indices, self.D, self.placement = indices, D, placement
         self.n, self.l, self.p, self.k, self.c = n, l, p, placement.sizes[1], c
 
-    def columns(self) -> NDArray[np.intp]:  # noqa: D102
+    def columns(self) -> NDArray[np.intp]:
         return np.sort(self.placement.indices(), axis=None)
 
     @property
-    def nbytes(self) -> int:  # noqa: D102
+    def nbytes(self) -> int:
         return self.indices.nbytes + self.D.nbytes
 
-    def add_product(self, v: NDArray[Any], out: NDArray[Any]) -> None:  # noqa: D102
+    def add_product(self, v: NDArray[Any], out: NDArray[Any]) -> None:
         q, width = v.shape[1], self.p * self.c
         V = self.placement.rows(v).reshape(self.k, self.c * q)
         for s in sample_tiles(self.n, width * q):
@@ -67,7 +67,7 @@ class EmbeddingBlock(Block):
             Z = V[self.indices[s]].reshape(r, width, q)
             out[s] += self.D[s].reshape(r, self.l, width) @ Z
 
-    def add_adjoint(self, u: NDArray[Any], out: NDArray[Any]) -> None:  # noqa: D102
+    def add_adjoint(self, u: NDArray[Any], out: NDArray[Any]) -> None:
         q, width = u.shape[2], self.p * self.c
         rows = self._table(self.placement.rows(out), 0)
         for s in sample_tiles(self.n, width * q):
@@ -93,7 +93,7 @@ class EmbeddingBlock(Block):
         sample, index = np.divmod(key, max(1, self.k))
         return _Merged(sample, index, sums.reshape(len(key), self.l, self.c))
 
-    def fill(self, out: NDArray[Any], samples: slice, *, add: bool) -> None:  # noqa: D102
+    def fill(self, out: NDArray[Any], samples: slice, *, add: bool) -> None:
         view = self._table(self.placement.view(out), 2)  # (r, l, *fine axes)
         if not add:
             view[...] = 0
@@ -104,7 +104,7 @@ class EmbeddingBlock(Block):
             tile = view[s]
             tile[place] += merged.D.reshape(tile[place].shape)
 
-    def add_gram(self, other: Self, rows: slice, columns: slice, out: NDArray[Any]) -> None:  # noqa: D102
+    def add_gram(self, other: Self, rows: slice, columns: slice, out: NDArray[Any]) -> None:
         r, l, s, t = out.shape
         if not out.size:
             return
@@ -117,7 +117,7 @@ class EmbeddingBlock(Block):
             for some in sample_tiles(r, l * s * t):
                 out[some] += (X[some.start * l : some.stop * l] @ Y).reshape(-1, l, s, t)
 
-    def row_squares(self) -> NDArray[Any]:  # noqa: D102
+    def row_squares(self) -> NDArray[Any]:
         out = np.zeros((self.n, self.l), self.D.dtype)
         for s in sample_tiles(self.n, self.p * self.l * self.c):
             merged = self._merge(s)
@@ -125,7 +125,7 @@ class EmbeddingBlock(Block):
             out[s.start + sample] = sums
         return out
 
-    def add_column_squares(self, out: NDArray[Any]) -> None:  # noqa: D102
+    def add_column_squares(self, out: NDArray[Any]) -> None:
         view = self._table(self.placement.view(out), 0)
         for s in sample_tiles(self.n, self.p * self.l * self.c):
             merged = self._merge(s)
@@ -133,20 +133,20 @@ class EmbeddingBlock(Block):
             place = self._unravel(index)
             view[place] += sums.reshape(view[place].shape)
 
-    def take(self, samples: NDArray[np.intp] | slice) -> Self:  # noqa: D102
+    def take(self, samples: NDArray[np.intp] | slice) -> Self:
         return type(self)(self.indices[samples], self.D[samples], self.placement)
 
-    def scaled(self, b: NDArray[Any]) -> Self:  # noqa: D102
+    def scaled(self, b: NDArray[Any]) -> Self:
         D = b @ self.D.reshape(self.n, self.l, self.p * self.c)
         return type(self)(self.indices, D.reshape(self.n, b.shape[1], self.p, self.c), self.placement)
 
-    def pieces(self, columns: int) -> list[Block]:  # noqa: D102
+    def pieces(self, columns: int) -> list[Block]:
         cut = self.placement.cut(columns)
         if any(axis != 2 for axis, _, _ in cut):  # a part of the table would need a part of the tokens
             return [self]
         return [type(self)(self.indices, self.D[..., part], placement) for _, part, placement in cut]
 
-    def restricted(self, start: int, stop: int, shift: int) -> Block | None:  # noqa: D102
+    def restricted(self, start: int, stop: int, shift: int) -> Block | None:
         part = self.placement.part(start, stop, shift)
         return None if part is None else type(self)(self.indices, self.D, part[1])
 

@@ -45,23 +45,23 @@ class MappedBlock(Block):
         ranged = len(where) > 0 and where[-1] - where[0] + 1 == len(where)
         self._place: Any = slice(int(where[0]), int(where[-1]) + 1) if ranged else where
 
-    def columns(self) -> NDArray[np.intp]:  # noqa: D102
+    def columns(self) -> NDArray[np.intp]:
         return self.where
 
     @property
-    def nbytes(self) -> int:  # noqa: D102
+    def nbytes(self) -> int:
         T = self.T
         return self.inner.nbytes + T.data.nbytes + T.indices.nbytes + T.indptr.nbytes + self.where.nbytes
 
-    def add_product(self, v: NDArray[Any], out: NDArray[Any]) -> None:  # noqa: D102
+    def add_product(self, v: NDArray[Any], out: NDArray[Any]) -> None:
         self.inner.add_product(self.T @ v[self._place], out)
 
-    def add_adjoint(self, u: NDArray[Any], out: NDArray[Any]) -> None:  # noqa: D102
+    def add_adjoint(self, u: NDArray[Any], out: NDArray[Any]) -> None:
         sums = np.zeros((self.T.shape[0], u.shape[2]), out.dtype)
         self.inner.add_adjoint(u, sums)
         out[self._place] += self.T.T @ sums
 
-    def fill(self, out: NDArray[Any], samples: slice, *, add: bool) -> None:  # noqa: D102
+    def fill(self, out: NDArray[Any], samples: slice, *, add: bool) -> None:
         start = samples.start or 0
         for s, tile in self._explicit(slice(start, start + len(out))):
             if add:
@@ -79,7 +79,7 @@ class MappedBlock(Block):
             self.inner.fill(tile, part, add=False)
             yield part, (self.T.T @ tile.reshape(r * self.l, size).T).T.reshape(r, self.l, e)
 
-    def add_gram(self, other: Self, rows: slice, columns: slice, out: NDArray[Any]) -> None:  # noqa: D102
+    def add_gram(self, other: Self, rows: slice, columns: slice, out: NDArray[Any]) -> None:
         if not out.size:
             return
         rows, columns = (slice(*x.indices(n)[:2]) for x, n in ((rows, self.n), (columns, other.n)))
@@ -91,26 +91,26 @@ class MappedBlock(Block):
                 tile = tile[:, :, others.start - columns.start : others.stop - columns.start]
                 tile += (X.reshape(len(X) * l, e) @ Y.reshape(len(Y) * t, e).T).reshape(len(X), l, len(Y), t)
 
-    def row_squares(self) -> NDArray[Any]:  # noqa: D102
+    def row_squares(self) -> NDArray[Any]:
         out = np.zeros((self.n, self.l), self.T.dtype)
         for s, J in self._explicit(slice(0, self.n)):
             out[s] = np.einsum("nle,nle->nl", J, J)
         return out
 
-    def add_column_squares(self, out: NDArray[Any]) -> None:  # noqa: D102
+    def add_column_squares(self, out: NDArray[Any]) -> None:
         for _, J in self._explicit(slice(0, self.n)):
             out[self._place] += np.einsum("nle,nle->e", J, J)
 
-    def take(self, samples: NDArray[np.intp] | slice) -> Self:  # noqa: D102
+    def take(self, samples: NDArray[np.intp] | slice) -> Self:
         return type(self)(self.inner.take(samples), self.T, self.where)
 
-    def scaled(self, b: NDArray[Any]) -> Self:  # noqa: D102
+    def scaled(self, b: NDArray[Any]) -> Self:
         return type(self)(self.inner.scaled(b), self.T, self.where)
 
-    def pieces(self, columns: int) -> list[Block]:  # noqa: D102
+    def pieces(self, columns: int) -> list[Block]:
         return [self]
 
-    def restricted(self, start: int, stop: int, shift: int) -> Block | None:  # noqa: D102
+    def restricted(self, start: int, stop: int, shift: int) -> Block | None:
         if not len(self.where) or self.where[-1] < start or self.where[0] >= stop:
             return None
         return type(self)(self.inner, self.T, self.where + shift)

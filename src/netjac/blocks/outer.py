@@ -54,14 +54,14 @@ class OuterBlock(Block):
         self._A: NDArray[Any] = A.reshape(n, k) if self._single else A
         self._D: NDArray[Any] = D.reshape(n, l, p * g * c)
 
-    def columns(self) -> NDArray[np.intp]:  # noqa: D102
+    def columns(self) -> NDArray[np.intp]:
         return np.sort(self.placement.indices(), axis=None)
 
     @property
-    def nbytes(self) -> int:  # noqa: D102
+    def nbytes(self) -> int:
         return self.A.nbytes + self.D.nbytes
 
-    def add_product(self, v: NDArray[Any], out: NDArray[Any]) -> None:  # noqa: D102
+    def add_product(self, v: NDArray[Any], out: NDArray[Any]) -> None:
         q = v.shape[1]
         if self._single and q == 1:
             place = self.placement
@@ -82,7 +82,7 @@ class OuterBlock(Block):
         Z = A.transpose(2, 0, 1, 3).reshape(g, r * p, k) @ V
         return Z.reshape(g, r, p, V.shape[2]).transpose(1, 2, 0, 3)
 
-    def add_adjoint(self, u: NDArray[Any], out: NDArray[Any]) -> None:  # noqa: D102
+    def add_adjoint(self, u: NDArray[Any], out: NDArray[Any]) -> None:
         q = u.shape[2]
         if self._single and q == 1:
             place = self.placement
@@ -105,7 +105,7 @@ class OuterBlock(Block):
             return product(A.reshape(r * p, k).T, W.reshape(r * p, W.shape[3]))
         return A.transpose(2, 3, 0, 1).reshape(g, k, r * p) @ W.transpose(2, 0, 1, 3).reshape(g, r * p, W.shape[3])
 
-    def fill(self, out: NDArray[Any], samples: slice, *, add: bool) -> None:  # noqa: D102
+    def fill(self, out: NDArray[Any], samples: slice, *, add: bool) -> None:
         view = self.placement.view(out)  # (r, l, *fine axes)
         A, D = self.A[samples], self.D[samples]
         if self.p == 1 and not add:
@@ -141,7 +141,7 @@ class OuterBlock(Block):
         d = D.reshape(r, self.l, *fine[:g], *(1,) * k, *fine[g + k :])
         multiply_into(a, d, view)
 
-    def add_gram(self, other: Self, rows: slice, columns: slice, out: NDArray[Any]) -> None:  # noqa: D102
+    def add_gram(self, other: Self, rows: slice, columns: slice, out: NDArray[Any]) -> None:
         if not out.size:
             return
         A, D, B, E = self.A[rows], self.D[rows], other.A[columns], other.D[columns]
@@ -152,7 +152,7 @@ class OuterBlock(Block):
         else:
             _add_explicit_gram(A, D, B, E, out)
 
-    def row_squares(self) -> NDArray[Any]:  # noqa: D102
+    def row_squares(self) -> NDArray[Any]:
         if self.p == 1:
             A, D = self.A[:, 0], self.D[:, :, 0]
             return np.einsum("nlg,ng->nl", np.einsum("nlgc,nlgc->nlg", D, D), np.einsum("ngk,ngk->ng", A, A))
@@ -169,7 +169,7 @@ class OuterBlock(Block):
                 out[s] = np.einsum("nlgkc,nlgkc->nl", J, J)
         return out
 
-    def add_column_squares(self, out: NDArray[Any]) -> None:  # noqa: D102
+    def add_column_squares(self, out: NDArray[Any]) -> None:
         view = self.placement.view(out)
         for s in sample_tiles(self.n, self.l * self.placement.size if self.p > 1 else self.k + self.l * self.c):
             A, D = self.A[s], self.D[s]
@@ -180,14 +180,14 @@ class OuterBlock(Block):
                 squares = np.einsum("nlgkc,nlgkc->gkc", J, J)
             view += squares.reshape(view.shape)
 
-    def take(self, samples: NDArray[np.intp] | slice) -> Self:  # noqa: D102
+    def take(self, samples: NDArray[np.intp] | slice) -> Self:
         return type(self)(self.A[samples], self.D[samples], self.placement)
 
-    def scaled(self, b: NDArray[Any]) -> Self:  # noqa: D102
+    def scaled(self, b: NDArray[Any]) -> Self:
         D = (b @ self._D).reshape(self.n, b.shape[1], self.p, self.g, self.c)
         return type(self)(self.A, D, self.placement)
 
-    def pieces(self, columns: int) -> list[Block]:  # noqa: D102
+    def pieces(self, columns: int) -> list[Block]:
         blocks: list[Block] = []
         for axis, part, placement in self.placement.cut(columns):
             A = (self.A[:, :, part], self.A[..., part], self.A)[axis]
@@ -195,7 +195,7 @@ class OuterBlock(Block):
             blocks.append(type(self)(A, D, placement))
         return blocks
 
-    def restricted(self, start: int, stop: int, shift: int) -> Block | None:  # noqa: D102
+    def restricted(self, start: int, stop: int, shift: int) -> Block | None:
         part = self.placement.part(start, stop, shift)
         return None if part is None else type(self)(self.A[..., part[0]], self.D, part[1])
 
