@@ -24,6 +24,14 @@ class NameLookupError(NetjacError, KeyError):
         return str(self.args[0]) if self.args else ""
 
 
+class SampleIndexError(NetjacError, IndexError):
+    """An index over the samples that there is no sample for; the message states how many there are."""
+
+
+class PicklingError(NetjacError, TypeError):
+    """An object that computes with a live network, which no pickle holds; the message states what to save instead."""
+
+
 class ModelError(NetjacError, ValueError):
     """The model cannot be differentiated as given: not built, nothing to train, not traceable."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import io
+import pickle
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -15,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.sparse.linalg import LinearOperator
 
-from netjac.errors import DataError, DtypeError, NetjacError, ShapeError
+from netjac.errors import DataError, DtypeError, NetjacError, PicklingError, ShapeError
 from netjac.optimize import LeastSquares, OptionError, losses, options, targets
 from netjac.optimize.monitor import Monitor
 from netjac.spaces import OutputSpace, ParameterSpace, lay_out
@@ -397,6 +399,9 @@ def test_a_better_point_that_the_solver_rejected_is_taken() -> None:
         ({"method": "lm", "callback": print}, "calls no callback"),
         ({"jac": "operator", "x_scale": "jac"}, "x_scale='jac' needs the Jacobian as an array"),
         ({"jac": "operator", "tr_solver": "exact"}, "tr_solver='exact' needs the Jacobian as an array"),
+        ({"progress": "x"}, "progress must be True, False or a text stream such as sys.stdout, and is 'x'"),
+        ({"progress": 3}, "progress must be True, False or a text stream"),
+        ({"progress": b""}, "progress must be True, False or a text stream"),
     ],
 )
 def test_impossible_combinations(wrong: dict[str, Any], message: str) -> None:
@@ -441,6 +446,26 @@ def test_wrong_theta() -> None:
     _, problem = decay()
     with pytest.raises(ShapeError, match=r"theta must have the shape \(2,\).*has \(3,\)"):
         problem.fun(np.zeros(3))
+
+
+@pytest.mark.parametrize("theta", ["a", None, ["a", "b"], object(), b""])
+@pytest.mark.parametrize("verb", ["fun", "jac"])
+def test_theta_that_is_no_vector_of_numbers(theta: Any, verb: str) -> None:
+    _, problem = decay()
+    with pytest.raises(DtypeError, match=r"theta must be a vector \(2,\) of real numbers.* has dtype [^;]*\.$"):
+        getattr(problem, verb)(theta)
+    with pytest.raises(DtypeError, match=r"has dtype complex128; the Jacobian is problem\.jac"):
+        getattr(problem, verb)(np.ones(2, complex))
+    with pytest.raises(ShapeError, match=r"theta must have the shape \(2,\), and is ragged"):
+        getattr(problem, verb)([[1.0, 2.0], [3.0]])
+
+
+def test_a_problem_says_what_to_save_instead_of_itself() -> None:
+    _, problem = decay()
+    for give in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(PicklingError, match=r"save theta .* and the model") as raised:
+            give(problem)
+        assert isinstance(raised.value, TypeError)
 
 
 def test_outputs_of_another_size_than_y() -> None:

@@ -39,6 +39,13 @@ def check_form(jac: str) -> None:
     _one_of("jac", jac, FORMS)
 
 
+def check_progress(progress: Any) -> None:
+    """Refuse a ``progress`` that is neither a flag nor a stream to write lines to."""
+    stream = callable(getattr(progress, "write", None)) and callable(getattr(progress, "flush", None))
+    if not (stream or progress is None or isinstance(progress, bool)):
+        raise OptionError(f"progress must be True, False or a text stream such as sys.stdout, and is {progress!r}.")
+
+
 def default_form(jac: str, shape: tuple[int, int]) -> str:
     """The form, "dense" or "operator", where nothing but the size speaks for either."""
     if jac != "auto":

@@ -18,7 +18,7 @@ import scipy.optimize
 from numpy.typing import ArrayLike, NDArray
 from scipy.sparse.linalg import LinearOperator
 
-from netjac.errors import DataError, DtypeError, ShapeError
+from netjac.errors import DataError, DtypeError, PicklingError, ShapeError
 from netjac.optimize import losses, options, targets
 from netjac.optimize.losses import Loss, Vector
 from netjac.optimize.monitor import Monitor
@@ -307,6 +307,7 @@ class LeastSquares:
             loss=loss,
             callback=callback,
         )
+        options.check_progress(progress)
         start = self.x0
         self.forget()
         self._loss, self._f_scale = loss, f_scale
@@ -352,13 +353,14 @@ class LeastSquares:
                 "parameters at which the outputs are."
             )
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise PicklingError(
+            "a LeastSquares problem computes with a live model and cannot be pickled: save theta (best_theta, or x of "
+            "the solver's result) and the model (model.save), and make the problem again from what was saved."
+        )
+
     def _evaluate(self, theta: ArrayLike) -> _Evaluation:
-        given = np.asarray(theta)
-        if given.dtype.kind not in "fiub":
-            raise DtypeError(
-                f"theta must hold real numbers, and has dtype {given.dtype}; the Jacobian is problem.jac, not a "
-                "difference of complex values (jac='cs')."
-            )
+        given = self._real(theta)
         vector = given.astype(np.float64, copy=False)
         for known in (self._last, self._best):
             if known is not None and np.array_equal(known.theta, vector):
@@ -380,6 +382,19 @@ class LeastSquares:
         if np.isfinite(evaluation.cost) and (self._best is None or evaluation.cost < self._best.cost):
             self._best = evaluation
         return evaluation
+
+    def _real(self, theta: ArrayLike) -> NDArray[Any]:
+        try:
+            given = np.asarray(theta)
+        except ValueError as error:
+            raise ShapeError(f"theta must have the shape ({self.shape[1]},), and is ragged ({error}).") from None
+        if given.dtype.kind not in "fiub":
+            hint = "; the Jacobian is problem.jac, not a difference of complex values (jac='cs')"
+            raise DtypeError(
+                f"theta must be a vector ({self.shape[1]},) of real numbers, one entry a parameter, and has dtype "
+                f"{given.dtype}{hint if given.dtype.kind == 'c' else ''}."
+            )
+        return given
 
     def _derivative(self, theta: ArrayLike, form: str) -> NDArray[np.float64] | LinearOperator:
         jacobian = self._evaluate(theta).jacobian
