@@ -312,6 +312,9 @@ def test_columns_select_variables_in_the_order_given():
         J.columns("kernel")
     with pytest.raises(nj.NameLookupError, match="twice"):
         J.columns(["tied", "tied"])
+    for wrong in (3, None, b"", b"bias", ["tied", 3], [b"bias"], {"tied": 1}, np.arange(2)):
+        with pytest.raises(nj.DtypeError, match=r"J\.columns\(names\) takes .*got .*J\.parameters\.names lists them"):
+            J.columns(wrong)
 
 
 @pytest.mark.parametrize(
@@ -343,10 +346,10 @@ def test_samples_are_selected_as_numpy_selects(samples, index):
 @pytest.mark.parametrize(
     ("samples", "error"),
     [
-        (4, IndexError),
-        (-5, IndexError),
-        ([0, 9], IndexError),
-        (np.array([True, False]), IndexError),
+        (4, nj.SampleIndexError),
+        (-5, nj.SampleIndexError),
+        ([0, 9], nj.SampleIndexError),
+        (np.array([True, False]), nj.SampleIndexError),
         (True, TypeError),
         (1.0, TypeError),
         ("dense/kernel", TypeError),
@@ -360,8 +363,15 @@ def test_samples_are_selected_as_numpy_selects(samples, index):
 )
 def test_other_selections_are_refused(samples, error):
     J, _ = make()
-    with pytest.raises(error, match="sample"):
+    with pytest.raises(error, match="sample") as raised:
         J[samples]
+    assert isinstance(raised.value, nj.NetjacError)
+
+
+def test_a_sample_out_of_range_is_an_index_error_that_tells_how_many_there_are():
+    J, _ = make()
+    with pytest.raises(IndexError, match="sample 9 is out of range: this Jacobian has 4 samples"):
+        J[9]
 
 
 def test_iterating_gives_one_jacobian_a_sample():

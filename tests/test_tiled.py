@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -417,7 +419,8 @@ def test_wrong_arguments_are_refused_before_any_work(computed: list[tuple[int, i
             (lambda J: J.to_array("(n l)"), nj.LayoutError),
             (lambda J: J.to_array(out=np.ones(3)), nj.ShapeError),
             (lambda J: J.columns("nothing"), nj.NameLookupError),
-            (lambda J: J[99], IndexError),
+            (lambda J: J.columns(3), nj.DtypeError),
+            (lambda J: J[99], nj.SampleIndexError),
             (lambda J: J.scaled(np.ones((2, 2))), nj.ShapeError),
             (lambda J: J.scaled(np.ones((5, 2, 3), complex)), nj.DtypeError),
             (lambda J: J.gram(3), nj.DtypeError),
@@ -429,6 +432,41 @@ def test_wrong_arguments_are_refused_before_any_work(computed: list[tuple[int, i
             with pytest.raises(error):
                 wrong(J_)
     assert not computed
+
+
+class Held:
+    """A source of tiles that needs no network: the factors, held in memory."""
+
+    def __init__(self, J: nj.Jacobian, source: Any) -> None:
+        self.J, self.footprint, self.dtype = J, source.footprint, source.dtype
+
+    def blocks(self, samples: Any, rows: Any) -> Any:
+        part = self.J[samples]
+        if rows is None:
+            return part.blocks
+        combinations = np.eye(self.J.l)[rows][None].repeat(len(samples), 0) if isinstance(rows, slice) else rows
+        return part.scaled(combinations.astype(self.dtype)).blocks
+
+
+def test_it_pickles_as_its_source_does() -> None:
+    network = few_outputs()
+    J, held = tiled(network, "samples")
+    for part in (J, J.columns(held.parameters.names[0])):
+        with pytest.raises(nj.PicklingError, match=r"Save the model .* J\[samples\], which pickles"):
+            pickle.dumps(part)
+        for again in (copy.copy(part), copy.deepcopy(part)):
+            np.testing.assert_array_equal(again.to_array(), part.to_array())
+    assert isinstance(J[:1], nj.Jacobian)  # what the message says pickles
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(J[:1])).to_array(), J.to_array()[: J.l])
+
+    source = Held(held, J._source)
+    free = nj.TiledJacobian(source, held.parameters, held.output_space, held.y, held.coverage, J.memory)
+    B = data(2, held.l, n=held.n)
+    name = held.parameters.names[0]
+    for verb in (lambda J: J, lambda J: J.columns(name), lambda J: J[[3, 0, 1]], lambda J: J.scaled(B)):
+        again = pickle.loads(pickle.dumps(verb(free)))
+        assert repr(again) == repr(verb(free))
+        np.testing.assert_allclose(again.to_array(), verb(held).to_array(), rtol=1e-5, atol=1e-6)
 
 
 def test_what_it_prints() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from scipy.sparse import issparse
 
 from netjac import materialise
-from netjac.errors import DataError, DtypeError, ShapeError
+from netjac.errors import DataError, DtypeError, SampleIndexError, ShapeError
 
 
 def array(x: Any) -> NDArray[Any]:
@@ -66,6 +67,21 @@ def threads(count: int | None) -> int:
     return int(count)
 
 
+def names(given: Any) -> list[str]:
+    """The names that ``J.columns(names)`` takes: one, or several."""
+    several = [given] if isinstance(given, str) else given
+    if isinstance(several, (bytes, dict)) or not isinstance(several, Iterable):
+        raise DtypeError(f"J.columns(names) takes a name or a list of names, and got {describe(given)}; {_NAMES}.")
+    found = list(several)
+    for name in found:
+        if not isinstance(name, str):
+            raise DtypeError(f"J.columns(names) takes names, and got {describe(name)} among them; {_NAMES}.")
+    return found
+
+
+_NAMES = "J.parameters.names lists them, J[samples] chooses samples"
+
+
 def sample_index(samples: Any, n: int) -> slice | NDArray[np.intp]:
     """What ``J[samples]`` selects among ``n`` samples: a slice, or integers (count,) of 0 … n - 1."""
     if isinstance(samples, slice):
@@ -80,7 +96,7 @@ def sample_index(samples: Any, n: int) -> slice | NDArray[np.intp]:
         index = index.astype(np.intp)
     if index.dtype.kind == "b" and index.ndim:
         if index.shape != (n,):
-            raise IndexError(f"a boolean mask over the samples must have shape ({n},), and has {index.shape}.")
+            raise SampleIndexError(f"a boolean mask over the samples must have shape ({n},), and has {index.shape}.")
         return np.flatnonzero(index)
     if index.dtype.kind not in "iu" or index.ndim > 1:
         raise DtypeError(
@@ -89,7 +105,7 @@ def sample_index(samples: Any, n: int) -> slice | NDArray[np.intp]:
     index = index.reshape(-1)
     wrong = index[(index < -n) | (index >= n)]
     if wrong.size:
-        raise IndexError(f"sample {int(wrong[0])} is out of range: this Jacobian has {n} samples.")
+        raise SampleIndexError(f"sample {int(wrong[0])} is out of range: this Jacobian has {n} samples.")
     index = index.astype(np.intp)
     return np.where(index < 0, index + n, index)
 

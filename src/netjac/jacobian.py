@@ -148,6 +148,8 @@ class Jacobian(JacobianOperator):
         ------
         NameLookupError
             Where a name fits no variable, or several, or is given twice; the message lists the names.
+        DtypeError
+            Where ``names`` are no names.
 
         Examples
         --------
@@ -155,7 +157,7 @@ class Jacobian(JacobianOperator):
         >>> linear_layer().columns("bias")
         <Jacobian of 3 samples × 2 outputs with respect to 2 parameters: shape (6, 2), float64, ...>
         """
-        space, positions = self.parameters.select([names] if isinstance(names, str) else list(names))
+        space, positions = self.parameters.select(arguments.names(names))
         blocks = []
         for position, new in zip(positions, space.segments, strict=True):
             old = self.parameters.segments[position]
@@ -165,7 +167,15 @@ class Jacobian(JacobianOperator):
         return Jacobian(space, self.output_space, self.y, blocks, coverage, self.dtype)
 
     def __getitem__(self, samples: Any) -> Jacobian:
-        """Return the Jacobian of some samples: an integer (n = 1), a slice, integers or a boolean mask."""
+        """Return the Jacobian of some samples: an integer (n = 1), a slice, integers or a boolean mask.
+
+        Raises
+        ------
+        SampleIndexError
+            An ``IndexError``: a sample is out of range, or a mask has another length than n.
+        DtypeError
+            Where ``samples`` is anything else, such as a pair of indices.
+        """
         index = arguments.sample_index(samples, self.n)
         blocks = [block.take(index) for block in self.blocks]
         return Jacobian(self.parameters, self.output_space, self.y[index], blocks, self.coverage, self.dtype)

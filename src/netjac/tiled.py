@@ -47,6 +47,8 @@ class TiledJacobian(JacobianOperator):
     tile), so that several vectors are best multiplied as one matrix. `lstsq` factorises a matrix that fits the budget
     (or 32 MiB), and otherwise iterates, with two passes over all tiles in each iteration.
 
+    Like the network it computes with, it cannot be pickled (`PicklingError`, which says what to save instead).
+
     Parameters
     ----------
     source
@@ -114,8 +116,11 @@ class TiledJacobian(JacobianOperator):
 
     def _with(self, **changes: Any) -> TiledJacobian:
         """The same with other arguments."""
+        return TiledJacobian(**(self._arguments() | changes))
+
+    def _arguments(self) -> dict[str, Any]:
         parameters, coverage = self._whole
-        arguments_: dict[str, Any] = {
+        return {
             "source": self._source,
             "parameters": parameters,
             "output_space": self.output_space,
@@ -127,7 +132,9 @@ class TiledJacobian(JacobianOperator):
             "combinations": self._combinations,
             "names": self._names,
         }
-        return TiledJacobian(**(arguments_ | changes))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TiledJacobian, tuple(self._arguments().values())  # pickles if its source does
 
     # ---- what it is
 
@@ -195,7 +202,7 @@ class TiledJacobian(JacobianOperator):
 
     def columns(self, names: str | Sequence[str]) -> TiledJacobian:
         """Return the Jacobian with respect to the named variables alone; see `netjac.Jacobian.columns`."""
-        chosen, _ = self.parameters.select([names] if isinstance(names, str) else list(names))
+        chosen, _ = self.parameters.select(arguments.names(names))
         return self._with(names=chosen.names)
 
     def __getitem__(self, samples: Any) -> Jacobian | TiledJacobian:

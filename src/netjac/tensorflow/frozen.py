@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Never, Self, final
 
 import numpy as np
 import tensorflow as tf
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from netjac import plan
 from netjac.blocks.base import Block
-from netjac.errors import ModelError
+from netjac.errors import ModelError, PicklingError
 
 if TYPE_CHECKING:
     from netjac.tensorflow.extractor import Extractor
@@ -38,6 +38,16 @@ class FrozenNetwork:
         self._state = _state(extractor.trace.program.captured)
         self.footprint = extractor.footprint
         self.dtype = extractor.dtype
+
+    def __reduce__(self) -> Never:
+        raise PicklingError(
+            "a TiledJacobian computes its tiles with a live network and cannot be pickled. Save the model (model.save) "
+            "and x, and call netjac.jacobian(model, x, memory=...) again; or save what is held: the array "
+            "J.to_array(), or a Jacobian of some samples, J[samples], which pickles where it fits the budget."
+        )
+
+    def __deepcopy__(self, memo: Mapping[int, Any]) -> Self:
+        return self  # nothing of it changes
 
     def outputs(self, budget: int) -> NDArray[Any]:
         """The flat outputs (n, l), some samples at a time."""
