@@ -12,17 +12,24 @@ from netjac.tiled import TiledJacobian
 
 
 @overload
-def jacobian(model: Any, x: Any, *, variables: Sequence[Any] | None = None, memory: None = None) -> Jacobian: ...
+def jacobian(
+    model: Any, x: Any, *, variables: Sequence[Any] | None = None, memory: None = None, dtype: Any = None
+) -> Jacobian: ...
 
 
 @overload
 def jacobian(
-    model: Any, x: Any, *, variables: Sequence[Any] | None = None, memory: float | str
+    model: Any, x: Any, *, variables: Sequence[Any] | None = None, memory: float | str, dtype: Any = None
 ) -> Jacobian | TiledJacobian: ...
 
 
 def jacobian(
-    model: Any, x: Any, *, variables: Sequence[Any] | None = None, memory: float | str | None = None
+    model: Any,
+    x: Any,
+    *,
+    variables: Sequence[Any] | None = None,
+    memory: float | str | None = None,
+    dtype: Any = None,
 ) -> Jacobian | TiledJacobian:
     """Jacobian of a network's outputs with respect to its trainable parameters, organised by sample.
 
@@ -40,6 +47,9 @@ def jacobian(
         Most memory that the factors may take, such as ``"512 MiB"`` or ``"2 GB"``. Where they need more, a
         `TiledJacobian` computes them some samples and outputs at a time, anew for each product. By default all are
         held.
+    dtype : "float64", optional
+        Compute in float64 whatever the model was built in: its weights, x and constants are widened, and every
+        operation is computed in double precision. By default the model's own type. See docs/precision.md.
 
     Returns
     -------
@@ -49,9 +59,10 @@ def jacobian(
     Raises
     ------
     ModelError
-        The model is not built, has nothing to train, has outputs that are not floating, or cannot be traced.
+        The model is not built, has nothing to train, has outputs that are not floating, cannot be traced, or uses an
+        operation that TensorFlow cannot compute in ``dtype``.
     ShapeError, DtypeError, DataError
-        The inputs do not fit the model, or hold values that are not finite.
+        The inputs do not fit the model, or hold values that are not finite; ``dtype`` is another type.
     SampleMixingError
         A sample's outputs depend on other samples (batch statistics in training mode, attention across the batch).
     RandomModelError
@@ -74,7 +85,7 @@ def jacobian(
         J.shape               # (5*2, m)
         J.to_array("(l m) n")  # one column a sample
     """
-    result: Jacobian | TiledJacobian = _tensorflow().jacobian(model, x, variables=variables, memory=memory)
+    result: Jacobian | TiledJacobian = _tensorflow().jacobian(model, x, variables=variables, memory=memory, dtype=dtype)
     return result
 
 

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -17,6 +18,7 @@ from netjac.jacobian import Jacobian
 from netjac.tensorflow.extractor import Extractor
 from netjac.tensorflow.fingerprint import fingerprint
 from netjac.tensorflow.inputs import CrossExtractor, InputExtractor
+from netjac.tensorflow.precision import requested, wide_tensor
 from netjac.tensorflow.trace import Signature, floating_type, parameter_space, signature_of
 from netjac.tiled import TiledJacobian
 
@@ -76,9 +78,24 @@ class Evaluator:
         return self._extractor.outputs(self._x, theta)
 
 
-def evaluator(model: Any, x: Any, variables: Sequence[Any] | None = None) -> Evaluator:
-    """The `Evaluator` of ``model`` at ``x``; traced and probed on the first use of a model and signature."""
-    extractor, leaves = extractor_of(model, x, variables)
+def evaluator(model: Any, x: Any, variables: Sequence[Any] | None = None, *, dtype: Any = None) -> Evaluator:
+    """The `Evaluator` of ``model`` at ``x``; traced and probed on the first use of a model and signature.
+
+    Parameters
+    ----------
+    model, x, variables, dtype
+        As for `netjac.jacobian`. With ``dtype="float64"`` each ``theta`` is used in full precision, and
+        ``evaluator.parameters.assign`` writes it back in the variables' own types.
+
+    Examples
+    --------
+    ::
+
+        network = netjac.tensorflow.evaluator(model, x, dtype="float64")
+        theta = network.parameters.ravel()  # float64
+        J = network.evaluate(theta + 1e-9)  # a step that float32 would lose
+    """
+    extractor, leaves, _ = _extractor(model, x, variables, requested(dtype))
     return Evaluator(extractor, leaves)
 
 
@@ -94,18 +111,25 @@ def kept_with(model: Any, x: Any, variables: Sequence[Any] | None, make: Callabl
     return _keep(model, (make, key), lambda: make(extractor))
 
 
-def _extractor(model: Any, x: Any, variables: Sequence[Any] | None) -> tuple[Extractor, list[Any], Any]:
+def _extractor(
+    model: Any, x: Any, variables: Sequence[Any] | None, dtype: str | None = None
+) -> tuple[Extractor, list[Any], Any]:
     parameters = parameter_space(model, variables)
-    signature, leaves = signature_of(x, floating_type(parameters))
-    key = (tuple(id(variable) for variable in parameters.variables or ()), signature.key)
-    return _keep(model, key, lambda: Extractor(model, signature, leaves, parameters)), leaves, key
+    own = floating_type(parameters)
+    signature, leaves = signature_of(x, dtype or own)
+    if dtype is not None:  # traced in the model's own type
+        signature = replace(signature, dtypes=tuple(own if d == dtype else d for d in signature.dtypes))
+        leaves = [wide_tensor(leaf) for leaf in leaves]
+    key = (tuple(id(variable) for variable in parameters.variables or ()), signature.key, dtype)
+    make = partial(Extractor, model, signature, leaves, parameters, wide=dtype is not None)
+    return _keep(model, key, make), leaves, key
 
 
 def jacobian(
-    model: Any, x: Any, variables: Sequence[Any] | None = None, memory: float | str | None = None
+    model: Any, x: Any, variables: Sequence[Any] | None = None, memory: float | str | None = None, *, dtype: Any = None
 ) -> Jacobian | TiledJacobian:
     """See `netjac.jacobian`."""
-    return evaluator(model, x, variables).evaluate(memory=memory)
+    return evaluator(model, x, variables, dtype=dtype).evaluate(memory=memory)
 
 
 def input_jacobian(model: Any, x: Any, across_samples: bool = False) -> Any:

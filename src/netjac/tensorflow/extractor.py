@@ -39,13 +39,20 @@ class Extractor:
         Of the first x; a few of its samples serve for the survey and the probe.
     parameters
         The columns.
+    wide
+        Whether to evaluate in float64, whatever the model computes in; ``signature`` is then what the model takes,
+        and every x is given in float64.
     """
 
-    def __init__(self, model: Any, signature: Signature, leaves: Sequence[Any], parameters: ParameterSpace) -> None:
-        self.parameters = parameters
-        self._trace = trace(model, signature, parameters)
+    def __init__(
+        self, model: Any, signature: Signature, leaves: Sequence[Any], parameters: ParameterSpace, wide: bool = False
+    ) -> None:
+        self._trace = trace(model, signature, parameters, wide)
+        self.parameters = self._trace.parameters
         self.output_space: OutputSpace = self._trace.output_space
         theta = [np.asarray(variable) for variable in parameters.variables or ()]
+        if wide:
+            theta = [value.astype(np.float64) for value in theta]
         found = assemble(self._trace, theta, leaves)
         self._sites = CompiledSites(self._trace, found.groups, found.fallbacks)
         self.coverage = found.coverage

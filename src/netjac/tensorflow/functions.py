@@ -75,11 +75,11 @@ def pass_by_value(node: Node, position: int, variable: Any, functions: dict[str,
         node.attr["output_shapes"].list.shape[place].CopyFrom(variable.shape.as_proto())
     if "_read_only_resource_inputs" in node.attr:
         del node.attr["_read_only_resource_inputs"]
-    for function in _functions_of(node):
+    for function in functions_of(node):
         function.name = _by_value(function.name, place, variable, functions)
 
 
-def _functions_of(node: Node) -> Iterable[Any]:
+def functions_of(node: Node) -> Iterable[Any]:
     """The function references among a node's attributes."""
     for value in node.attr.values():
         if value.HasField("func"):
@@ -156,5 +156,5 @@ def with_own_functions(definition: Any) -> Any:
 
 def _rename(nodes: Iterable[Node], names: Mapping[str, str]) -> None:
     for node in nodes:
-        for function in _functions_of(node):
+        for function in functions_of(node):
             function.name = names.get(function.name, function.name)

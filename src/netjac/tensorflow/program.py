@@ -22,6 +22,7 @@ from netjac.errors import ModelError
 from netjac.tensorflow.custom import carry_over, own_gradients
 from netjac.tensorflow.functions import INPUT_TYPES, READS, pass_by_value, read_by_value, with_own_functions
 from netjac.tensorflow.grouped import split_grouped
+from netjac.tensorflow.precision import wide_tensor, widen
 
 CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 Node = Any  # a NodeDef
@@ -89,7 +90,9 @@ def _here(tensor: Any) -> Any:
     return tensor if getattr(tensor, "graph", None) is graph else graph.capture(tensor)
 
 
-def flatten(graph: Any, inputs: Sequence[Any], outputs: Sequence[Any], variables: Sequence[Any]) -> Program:
+def flatten(
+    graph: Any, inputs: Sequence[Any], outputs: Sequence[Any], variables: Sequence[Any], wide: bool = False
+) -> Program:
     """Rewrite a traced FuncGraph into a `Program`.
 
     Parameters
@@ -100,6 +103,8 @@ def flatten(graph: Any, inputs: Sequence[Any], outputs: Sequence[Any], variables
         Its placeholders for the flattened x, and its flattened outputs.
     variables
         The ``tf.Variable`` objects to differentiate with respect to.
+    wide
+        Whether to compute in float64, whatever the graph was traced in.
     """
     own = own_gradients(graph)
     definition = graph.as_graph_def()
@@ -127,6 +132,9 @@ def flatten(graph: Any, inputs: Sequence[Any], outputs: Sequence[Any], variables
     kept = _ancestors(nodes, output_names)
     gradients = {name: gradient for name, gradient in gradients.items() if name in kept}
     kept = _ancestors(nodes, [*output_names, *(t for _, made in gradients.values() for t in made if t is not None)])
+    if wide:
+        widen(kept, functions)
+        captured = {name: wide_tensor(tensor) for name, tensor in captured.items()}
     carry_over(kept, gradients)
     for node in kept.values():
         if any(_producer(source) in by_placeholder for source in node.input):

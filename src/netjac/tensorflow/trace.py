@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from netjac.errors import DataError, DtypeError, ModelError, ShapeError
 from netjac.spaces import OutputSpace, ParameterSpace, Segment, lay_out
+from netjac.tensorflow.precision import wide_segments, wide_type
 from netjac.tensorflow.program import Program, flatten
 
 _TRACING = threading.RLock()  # a trace changes flags of the model (unroll) while it lasts
@@ -164,8 +165,11 @@ def floating_type(parameters: ParameterSpace) -> str:
     return max(types, default="float32")
 
 
-def trace(model: Any, signature: Signature, parameters: ParameterSpace) -> Trace:
-    """Trace ``model`` at ``signature``, any number of samples, with random layers off."""
+def trace(model: Any, signature: Signature, parameters: ParameterSpace, wide: bool = False) -> Trace:
+    """Trace ``model`` at ``signature``, any number of samples, with random layers off.
+
+    With ``wide``, what was traced is rewritten to take, compute and return float64.
+    """
     _check_inputs(model, signature)
     specs = [
         tf.TensorSpec((None, *shape), dtype, name=f"netjac_input_{i}")
@@ -188,8 +192,13 @@ def trace(model: Any, signature: Signature, parameters: ParameterSpace) -> Trace
             ) from error
     outputs, template = _outputs(concrete.structured_outputs)
     inputs = concrete.inputs[: len(specs)]
-    program = flatten(concrete.graph, inputs, outputs, parameters.variables)
-    return Trace(program, signature, parameters, _output_space(concrete.structured_outputs, outputs, template))
+    program = flatten(concrete.graph, inputs, outputs, parameters.variables, wide)
+    rows = _output_space(concrete.structured_outputs, outputs, template)
+    if wide:
+        signature = replace(signature, dtypes=tuple(wide_type(name) for name in signature.dtypes))
+        parameters = ParameterSpace(wide_segments(parameters.segments), parameters.variables)
+        rows = OutputSpace(wide_segments(rows.segments), rows.template)
+    return Trace(program, signature, parameters, rows)
 
 
 def _recurrent(model: Any, function: Callable[..., Any], specs: Sequence[Any]) -> Any:
