@@ -114,6 +114,13 @@ def widen(nodes: dict[str, Node], functions: dict[str, Any]) -> None:
         )
 
 
+def rounded_to(node: Node) -> set[int]:
+    """The types among a node's attributes that its result is rounded to: a stored value is as exact as it is stored."""
+    if node.op == "Cast":
+        return {node.attr["DstT"].type}
+    return set() if _is_stored(node) else {value.type for value in node.attr.values()}
+
+
 def _reached(nodes: Iterable[Node], functions: Mapping[str, Any]) -> list[str]:
     """Names of the functions that nodes use, directly or inside others."""
     found: dict[str, None] = {}

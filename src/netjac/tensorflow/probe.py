@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from netjac.errors import DataError, ProbeError, RandomModelError
 from netjac.tensorflow.match import Graph
 from netjac.tensorflow.mixing import mixing_error, mixing_operation, refuse_mixing
+from netjac.tensorflow.precision import rounded_to
 from netjac.tensorflow.program import Program
 from netjac.tensorflow.survey import LARGE, Survey
 from netjac.tensorflow.trace import Trace, flat_outputs, vector_specs, weights
@@ -172,7 +173,7 @@ def _disagreement(
 
 def precision(trace: Trace) -> tuple[float, float]:
     """Relative rounding error of the least precise number in the graph, and the disagreement that is still rounding."""
-    types = {a.type for node in trace.program.graph_def.node for a in node.attr.values()}
+    types = {kind for node in trace.program.graph_def.node for kind in rounded_to(node)}
     if types & HALF:
         return 1e-3, 0.2
     low = float(np.finfo(np.float32 if tf.float32.as_datatype_enum in types else np.float64).eps)
