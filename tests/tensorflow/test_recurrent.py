@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import Thread
 from typing import Any
 
 import keras
@@ -132,6 +133,133 @@ def test_unknown_length_is_exact_and_said_to_be_differentiated_per_sample(layer:
     assert len({entry.variable for entry in loops}) == len(found) - 2
     assert all(entry.operation and entry.reason for entry in loops)
     assert not any(layer.unroll for layer in model._flatten_layers() if isinstance(layer, L.RNN))
+
+
+class Wrapped(tf.Module):
+    """A recurrent layer behind an attribute of something that Keras does not know."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def __call__(self, x: Any) -> Any:
+        return self.layer(x)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [lambda: L.SimpleRNN(2), lambda: L.LSTM(2), lambda: L.GRU(2), lambda: L.Bidirectional(L.LSTM(2)),
+     lambda: L.RNN([L.GRUCell(2), Leaky(2)]), lambda: L.TimeDistributed(L.GRU(2))],
+    ids=["SimpleRNN", "LSTM", "GRU", "Bidirectional", "cells", "TimeDistributed"],
+)  # fmt: skip
+@pytest.mark.parametrize("form", ["lambda", "module", "layer in a lambda", "decorated"])
+def test_wherever_the_layer_is(layer: Callable[[], Any], form: str) -> None:
+    built = layer()
+    x = data(2, 3, 2) if isinstance(built, L.TimeDistributed) else data(3, 2)
+    built(x)
+    function: Any = {
+        "lambda": lambda x: built(x),
+        "module": Wrapped(built),
+        "layer in a lambda": L.Lambda(lambda x: built(x)),
+        "decorated": tf.function(lambda x: built(x)),
+    }[form]
+    without_fallback(check(function, x, built.trainable_variables))
+
+
+def test_one_of_unknown_length_leaves_the_others_unrolled() -> None:
+    class Both(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.shortened = L.GRU(2, return_sequences=True), Shortened(L.LSTM(2))
+
+        def call(self, x: Any) -> Any:
+            return self.shortened(self.first(x))
+
+    model, x = Both(), data(4, 2)
+    model(x)
+    found = treatments(check(model, x))
+    assert [kinds for name, kinds in found.items() if "gru" in name] == [{"collapsed"}] * 3
+    assert [kinds for name, kinds in found.items() if "lstm" in name] == [{"fallback"}] * 3
+
+
+class Doubled(L.LSTM):
+    """A class of one's own, with its own call."""
+
+    def call(self, sequences: Any, initial_state: Any = None, mask: Any = None, training: bool = False) -> Any:
+        return 2 * super().call(sequences, initial_state, mask, training)
+
+
+def test_class_of_ones_own() -> None:
+    without_fallback(check(*around(Doubled(2), (3, 2))))
+
+
+def test_unrolling_is_for_the_trace_alone() -> None:
+    classes = (L.RNN, L.LSTM, Doubled)
+    before = [vars(kind)["call"] for kind in classes]
+    model, x = Shortened(L.LSTM(2)), data(4, 2)
+    model(x)
+    nj.jacobian(model, x)
+    with pytest.raises(nj.NetjacError, match="could not be traced"):
+        nj.jacobian(lambda x: model(x) @ x, x, variables=model.trainable_variables)
+    assert [vars(kind)["call"] for kind in classes] == before
+
+
+def test_other_threads_see_layers_as_they_are() -> None:
+    layer, seen = L.LSTM(2), []
+    x = data(3, 2)
+    layer(x)
+
+    class Watched(L.RNN):
+        def inner_loop(self, *args: Any, **kwargs: Any) -> Any:
+            seen.append(self.unroll)
+            return super().inner_loop(*args, **kwargs)
+
+    watched = Watched(L.LSTMCell(2))
+    watched(x)
+
+    def f(x: Any) -> Any:
+        thread = Thread(target=watched, args=(np.asarray(data(3, 2)),))
+        thread.start()
+        thread.join()
+        return watched(x)
+
+    seen.clear()
+    check(f, x, watched.trainable_variables)
+    assert seen[:2] == [False, True]
+
+
+# States that last -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrap", [lambda layer: layer, L.Bidirectional], ids=["alone", "Bidirectional"])
+@pytest.mark.parametrize("layer", [L.SimpleRNN, L.LSTM, L.GRU])
+def test_stateful_layers_are_refused(layer: Any, wrap: Callable[[Any], Any]) -> None:
+    i = keras.Input(batch_shape=(2, 3, 2))
+    model, x = keras.Model(i, L.Dense(1)(wrap(layer(2, stateful=True))(i))), data(3, 2, n=2)
+    model(x)
+    states = [v.numpy() for v in model.non_trainable_variables]
+    with pytest.raises(nj.ModelError, match=r"stateful.*initial_state"):
+        nj.jacobian(model, x)
+    for state, before in zip(model.non_trainable_variables, states, strict=True):
+        np.testing.assert_array_equal(state, before)
+
+
+def test_state_given_as_an_input() -> None:
+    """Whether a layer is stateful makes no difference then."""
+    i, h, c = keras.Input(batch_shape=(2, 3, 2)), keras.Input(batch_shape=(2, 2)), keras.Input(batch_shape=(2, 2))
+    x = [data(3, 2), data(2), data(2, seed=8)]
+    plain, stateful = (
+        keras.Model([i, h, c], L.Dense(1)(L.LSTM(2, stateful=stateful)(i, initial_state=[h, c])))
+        for stateful in (False, True)
+    )
+    J = check(plain, x)
+    without_fallback(J)
+    for variable, value in zip(stateful.trainable_variables, plain.trainable_variables, strict=True):
+        variable.assign(value)
+    np.testing.assert_allclose(nj.jacobian(stateful, x).to_array(), J.to_array(), rtol=1e-12, atol=1e-15)
+
+
+# Loops of one's own ---------------------------------------------------------------------------------------------------
 
 
 def weights(*shapes: tuple[int, ...]) -> list[tf.Variable]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,12 +11,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from netjac.errors import DataError, DtypeError, ModelError, ShapeError
+from netjac.errors import DataError, DtypeError, ModelError, NetjacError, ShapeError
 from netjac.spaces import OutputSpace, ParameterSpace, Segment, lay_out
 from netjac.tensorflow.precision import wide_segments, wide_type
 from netjac.tensorflow.program import Program, flatten
+from netjac.tensorflow.recurrent import unrolled
 
-_TRACING = threading.RLock()  # a trace changes flags of the model (unroll) while it lasts
+_TRACING = threading.RLock()  # a trace changes how Keras calls recurrent layers while it lasts
 
 
 @dataclass(frozen=True)
@@ -181,9 +181,11 @@ def trace(model: Any, signature: Signature, parameters: ParameterSpace, wide: bo
         return call(tf.nest.pack_sequence_as(signature.structure, list(leaves)))
 
     assert parameters.variables is not None
-    with _TRACING:
+    with _TRACING, unrolled():
         try:
-            concrete = _recurrent(model, flat, specs)
+            concrete = _concrete(flat, specs)
+        except NetjacError:
+            raise
         except Exception as error:  # whatever the user's code raises
             raise ModelError(
                 f"the model could not be traced for inputs {_describe(signature)}:\n{type(error).__name__}: {error}\n"
@@ -199,17 +201,6 @@ def trace(model: Any, signature: Signature, parameters: ParameterSpace, wide: bo
         parameters = ParameterSpace(wide_segments(parameters.segments), parameters.variables)
         rows = OutputSpace(wide_segments(rows.segments), rows.template)
     return Trace(program, signature, parameters, rows)
-
-
-def _recurrent(model: Any, function: Callable[..., Any], specs: Sequence[Any]) -> Any:
-    """Trace with recurrent layers unrolled; as they are, where a length is not known before the graph runs."""
-    with _unrolled(model) as changed:
-        try:
-            return _concrete(function, specs)
-        except Exception:
-            if not changed:
-                raise
-    return _concrete(function, specs)
 
 
 def _concrete(function: Callable[..., Any], specs: Sequence[Any]) -> Any:
@@ -294,40 +285,6 @@ def _paths(template: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...
             yield from _paths(value, (*path, i))
     else:
         yield path
-
-
-@contextmanager
-def _unrolled(model: Any) -> Iterator[list[Any]]:
-    """Let recurrent layers unroll while the trace lasts: their steps become plain products, which factor.
-
-    Gives the layers that would not have done so by themselves.
-    """
-    layers = model._flatten_layers() if isinstance(model, keras.layers.Layer) else []
-    changed = [layer for layer in layers if isinstance(layer, keras.layers.RNN) and not layer.unroll]
-    for layer in changed:
-        layer.unroll = True
-        if layer.zero_output_for_mask and layer.go_backwards and layer.return_sequences:
-            vars(layer)["call"] = _rolled_under_a_mask(layer)
-    try:
-        yield changed
-    finally:
-        for layer in changed:
-            layer.unroll = False
-            vars(layer).pop("call", None)
-
-
-def _rolled_under_a_mask(layer: Any) -> Callable[..., Any]:
-    """The layer's call, in a loop where a mask comes in: unrolled backwards, Keras zeroes the wrong steps then."""
-    call = layer.call
-
-    def guarded(*args: Any, **kwargs: Any) -> Any:
-        layer.unroll = kwargs.get("mask", args[2] if len(args) > 2 else None) is None
-        try:
-            return call(*args, **kwargs)
-        finally:
-            layer.unroll = True
-
-    return guarded
 
 
 def vector_specs(trace: Trace) -> list[Any]:
