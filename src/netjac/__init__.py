@@ -83,7 +83,7 @@ from netjac.errors import (
     ShapeError,
 )
 from netjac.jacobian import Jacobian
-from netjac.optimize import LeastSquares
+from netjac.optimize import LeastSquares, least_squares
 from netjac.sites import Coverage
 from netjac.spaces import OutputSpace, ParameterSpace
 from netjac.tiled import TiledJacobian
@@ -103,6 +103,7 @@ __all__ = [
     "Jacobian",
     "TiledJacobian",
     "LeastSquares",
+    "least_squares",
     "ParameterSpace",
     "OutputSpace",
     "Coverage",

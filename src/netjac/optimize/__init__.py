@@ -3,5 +3,6 @@
 from netjac.optimize.monitor import History
 from netjac.optimize.options import OptionError
 from netjac.optimize.problem import LeastSquares
+from netjac.optimize.solvers import least_squares
 
-__all__ = ["LeastSquares", "History", "OptionError"]
+__all__ = ["LeastSquares", "least_squares", "History", "OptionError"]

@@ -18,29 +18,33 @@ Loss = str | Callable[[NDArray[Any]], Any]
 """A name that SciPy knows, or a callable: z (q,) → ρ, ρ', ρ'' stacked (3, q)."""
 
 
-def _linear(z: Vector) -> tuple[Vector, Vector]:
-    return z, np.ones_like(z)
+Rho = tuple[Vector, Vector, Vector]
+"""ρ, ρ' and ρ'' at z, (q,) each."""
 
 
-def _huber(z: Vector) -> tuple[Vector, Vector]:
+def _linear(z: Vector) -> Rho:
+    return z, np.ones_like(z), np.zeros_like(z)
+
+
+def _huber(z: Vector) -> Rho:
     root = np.sqrt(np.maximum(z, 1.0))
-    return np.where(z <= 1, z, 2 * root - 1), 1 / root
+    return np.where(z <= 1, z, 2 * root - 1), 1 / root, np.where(z <= 1, 0.0, -0.5 / root**3)
 
 
-def _soft_l1(z: Vector) -> tuple[Vector, Vector]:
+def _soft_l1(z: Vector) -> Rho:
     root = np.sqrt(1 + z)
-    return 2 * (root - 1), 1 / root
+    return 2 * (root - 1), 1 / root, -0.5 / root**3
 
 
-def _cauchy(z: Vector) -> tuple[Vector, Vector]:
-    return np.log1p(z), 1 / (1 + z)
+def _cauchy(z: Vector) -> Rho:
+    return np.log1p(z), 1 / (1 + z), -1 / (1 + z) ** 2
 
 
-def _arctan(z: Vector) -> tuple[Vector, Vector]:
-    return np.arctan(z), 1 / (1 + z**2)
+def _arctan(z: Vector) -> Rho:
+    return np.arctan(z), 1 / (1 + z**2), -2 * z / (1 + z**2) ** 2
 
 
-LOSSES: dict[str, Callable[[Vector], tuple[Vector, Vector]]] = {
+LOSSES: dict[str, Callable[[Vector], Rho]] = {
     "linear": _linear,
     "soft_l1": _soft_l1,
     "huber": _huber,
@@ -49,13 +53,13 @@ LOSSES: dict[str, Callable[[Vector], tuple[Vector, Vector]]] = {
 }
 
 
-def _rho(residual: Vector, loss: Loss, f_scale: float) -> tuple[Vector, Vector]:
+def _rho(residual: Vector, loss: Loss, f_scale: float) -> Rho:
     # A far trial point may overflow: its cost is then infinite, which is the right answer and needs no warning.
     with np.errstate(over="ignore", invalid="ignore"):
         z = (residual / f_scale) ** 2
         if callable(loss):
-            value, slope, _ = np.asarray(loss(z), dtype=np.float64)
-            return value, slope
+            value, slope, curvature = np.asarray(loss(z), dtype=np.float64)
+            return value, slope, curvature
         return LOSSES[loss](z)
 
 
@@ -70,7 +74,7 @@ def cost(residual: Vector, loss: Loss = "linear", f_scale: float = 1.0) -> float
     if loss == "linear":  # C cancels
         with np.errstate(over="ignore", invalid="ignore"):
             return float(0.5 * np.dot(residual, residual))
-    value, _ = _rho(residual, loss, f_scale)
+    value, _, _ = _rho(residual, loss, f_scale)
     return float(0.5 * f_scale**2 * np.sum(value))
 
 
@@ -79,3 +83,17 @@ def weighted(residual: Vector, loss: Loss = "linear", f_scale: float = 1.0) -> V
     if loss == "linear":
         return residual
     return _rho(residual, loss, f_scale)[1] * residual
+
+
+def linearised(residual: Vector, loss: Loss = "linear", f_scale: float = 1.0) -> tuple[Vector | None, Vector]:
+    """Row weights w and residual r̃ (q,) such that ½ ‖w ∘ (J s) + r̃‖² is a model of the cost; w is None for "linear".
+
+    Its gradient is that of the cost, and its curvature the part of the cost's that stays positive (Triggs et al. 2000,
+    "Bundle adjustment: a modern synthesis", §4.3).
+    """
+    if loss == "linear":
+        return None, residual
+    _, slope, curvature = _rho(residual, loss, f_scale)
+    z = (residual / f_scale) ** 2
+    w = np.sqrt(np.maximum(slope + 2 * curvature * z, np.finfo(np.float64).eps))
+    return w, slope / w * residual

@@ -1,0 +1,180 @@
+"""Which linear algebra computes the steps, decided once from the shape and from what came as the derivative."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+from scipy.sparse.linalg import LinearOperator
+
+from netjac.optimize.control import Control, Damped, Region, State
+from netjac.optimize.linear import (
+    GramSystem,
+    Linearisation,
+    Mask,
+    NormalSystem,
+    ProductSystem,
+    SpectralSystem,
+    System,
+    uniform,
+)
+from netjac.optimize.losses import Vector
+from netjac.optimize.options import OptionError
+from netjac.optimize.precondition import Preconditioner
+
+LINEAR_SOLVERS = ("auto", "gram", "normal", "svd", "products")
+
+DIRECT_SIZE = 6000
+"""Largest matrix that is factorised: 288 MB, a second or so a factorisation on two cores."""
+
+EXPLICIT_BYTES = 2**28
+"""Most bytes of an explicit Jacobian that is formed where the factors do not do."""
+
+_SPECTRAL_WORK = 10**6
+"""rows · m · min(rows, m) up to which singular values cost no more than what is around them."""
+
+_FALLBACK_WORK = 2 * 10**10
+"""The same, up to which they are the way down from a Cholesky factor that cannot be trusted: several seconds."""
+
+
+_INEXACT, _EXACT = 1e-2, 1e-10
+"""Relative residual at which conjugate gradients end: the loosest and the tightest."""
+
+
+@dataclass(frozen=True, eq=False)
+class Route:
+    """A way to compute steps.
+
+    Attributes
+    ----------
+    name, reason : str
+        Which, and why.
+    by_columns : bool
+        Whether the columns of J are at hand, so that their norms are the natural scale.
+    system
+        Makes the `System` of one point, from the model there, the scale and the state.
+    control
+        How the length of steps is chosen.
+    """
+
+    name: str
+    reason: str
+    by_columns: bool
+    system: Callable[[Linearisation, Vector, State], System]
+    control: Control
+
+
+class _Safe(System):
+    """A Cholesky solve, and singular values where that cannot be trusted."""
+
+    def __init__(self, at: Linearisation, scale: Vector, first: type[System]) -> None:
+        super().__init__(at, scale)
+        self._first = first(at, scale)
+        self._second: System | None = None
+
+    def step(self, damping: float, free: Mask | None = None, shift: Vector | None = None) -> Vector | None:
+        if self._second is None:
+            step = self._first.step(damping, free, shift)
+            if step is not None:
+                return step
+            self._second = SpectralSystem(self.at, self.scale)
+        return self._second.step(damping, free, shift)
+
+    def _inverse(self, t: Vector) -> Vector:
+        return (self._second or self._first)._inverse(t)
+
+
+def choose_route(model: Linearisation, name: str, *, x_scale: Vector | str | None, bounded: bool) -> Route:
+    """The route for a derivative like this one.
+
+    Parameters
+    ----------
+    model
+        At the start.
+    name
+        One of `LINEAR_SOLVERS`.
+    x_scale
+        As asked for: "jac", a number for each parameter, or None.
+    bounded
+        Whether some parameters may be held at bounds.
+
+    Raises
+    ------
+    OptionError
+        For a name that does not exist, or a way that the derivative does not allow.
+    """
+    if name not in LINEAR_SOLVERS:
+        raise OptionError(f"linear_solver must be one of {', '.join(map(repr, LINEAR_SOLVERS))}, and is {name!r}.")
+    rows, m = model.shape
+    J = model.J
+    scaled = isinstance(x_scale, str) or (x_scale is not None and not uniform(x_scale))
+    if isinstance(x_scale, str) and isinstance(J, LinearOperator) and not hasattr(J, "column_norms"):
+        raise OptionError("x_scale='jac' needs the columns of the Jacobian, and this operator gives products alone.")
+    small = min(rows, m)
+    fits = 8 * rows * m <= EXPLICIT_BYTES
+    array = not isinstance(J, LinearOperator) and (fits or not scipy.sparse.issparse(J))
+    verbs = hasattr(J, "gram") and hasattr(J, "normal")
+    by_factors = verbs and not scaled and not bounded and (model.prior is None or uniform(model.prior))
+    columns_at_hand = array or (verbs and fits)
+    gram_works = columns_at_hand or by_factors
+    size = f"{rows} residuals, {m} parameters"
+
+    if name == "gram" and not gram_works:
+        raise OptionError(
+            "linear_solver='gram' needs the explicit Jacobian for bounds, for x_scale and for priors that differ "
+            f"between parameters, and {size} are too large for it: use linear_solver='products'."
+        )
+    if name in ("gram", "normal", "svd") and not array and not verbs:
+        raise OptionError(
+            f"linear_solver={name!r} needs the Jacobian as an array or as a netjac.Jacobian, and this operator gives "
+            "products alone: use linear_solver='products'."
+        )
+    if name == "auto":
+        if not array and not verbs:
+            name, why = "products", "the derivative is an operator that gives products alone"
+        elif rows * m * small <= _SPECTRAL_WORK and columns_at_hand:
+            name, why = "svd", "small enough for singular values at every point"
+        elif rows < m and rows <= DIRECT_SIZE and gram_works:
+            name, why = "gram", "fewer residuals than parameters"
+        elif m <= DIRECT_SIZE:
+            name, why = "normal", "few parameters"
+        else:
+            name, why = "products", "too large for a matrix that can be factorised"
+        reason = f"{why} ({size})"
+    else:
+        reason = f"asked for ({size})"
+    if name == "products":
+        return _products(model, reason)
+    if name == "svd":
+        return Route(name, reason, True, lambda at, scale, _: SpectralSystem(at, scale), Region())
+    direct: type[System] = NormalSystem if name == "normal" else GramSystem
+    if columns_at_hand and rows * m * small <= _FALLBACK_WORK:
+        return Route(name, reason, name == "normal", lambda at, scale, _: _Safe(at, scale, direct), Region())
+    return Route(name, reason, name == "normal", lambda at, scale, _: direct(at, scale), Region())
+
+
+def _products(model: Linearisation, reason: str) -> Route:
+    kind = Preconditioner(model.J).kind
+
+    def make(at: Linearisation, scale: Vector, state: State) -> System:
+        # Tighter as the gradient falls: the outer iteration keeps its speed (Dembo, Eisenstat and Steihaug 1982).
+        fallen = float(np.linalg.norm(at.g)) / state.gradient if state.gradient else 1.0
+        return ProductSystem(at, scale, Preconditioner(at.J), tolerance=min(_INEXACT, max(fallen**0.5, _EXACT)))
+
+    return Route("products", f"{reason}; conjugate gradients preconditioned by {kind}", False, make, Damped())
+
+
+def column_norms(model: Linearisation) -> Vector:
+    """Norm of each column of J (m,), prior rows included; ones where products are all there is."""
+    J: Any = model.J
+    if scipy.sparse.issparse(J):
+        return np.sqrt(np.asarray(J.multiply(J).sum(axis=0), np.float64).reshape(-1))
+    if isinstance(J, np.ndarray):
+        return np.sqrt(np.einsum("nm,nm->m", J, J))
+    if not hasattr(J, "column_norms"):
+        return np.ones(model.shape[1])
+    squares = np.asarray(J.column_norms(squared=True), np.float64)
+    return np.sqrt(squares if model.prior is None else squares + model.prior**2)
