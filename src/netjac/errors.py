@@ -52,6 +52,10 @@ class ProbeError(NetjacError, RuntimeError):
     """The factors disagree with the ordinary derivative; no matrix is returned."""
 
 
+class DerivativeError(NetjacError, ValueError):
+    """A derivative from outside that disagrees with a finite difference of its own value; the message shows both."""
+
+
 class MemoryBudgetError(NetjacError, MemoryError):
     """A memory budget that not even one output of one sample fits; ``least`` is the number of bytes that would do."""
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import netjac as nj
 from netjac.diagnostics import check_derivative
+from netjac.tensorflow import evaluator
 
 layers = keras.layers
 
@@ -61,7 +62,7 @@ def test_residual_and_derivative_equal_the_tapes(form: str, rng: np.random.Gener
     theta = problem.x0
     with tf.GradientTape(persistent=True) as tape:
         out = model(tf.constant(x))
-        space = problem._evaluator.output_space
+        space = evaluator(model, x).output_space
         parts = {"a": out["a"] - y["a"][:, None], "b": out["b"] - y["b"]}
         r = tf.reshape(tf.concat([parts[name.split("/")[-1]] for name in space.names], axis=1), [-1])
     np.testing.assert_allclose(problem.fun(theta), r, atol=1e-14)

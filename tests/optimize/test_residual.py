@@ -12,7 +12,7 @@ import scipy.sparse
 from scipy.sparse.linalg import LinearOperator, aslinearoperator
 
 from netjac import algebra
-from netjac.errors import ShapeError
+from netjac.errors import DataError, ShapeError
 from netjac.examples import linear_layer
 from netjac.jacobian import Jacobian
 from netjac.optimize import rows as rows_module
@@ -127,6 +127,8 @@ def test_every_verb(kind: tuple[Rows, np.ndarray], prior: np.ndarray | None) -> 
     scaled = R.scaled_rows(w)
     check(scaled, w[:, None] * dense, prior)
     check(scaled.scaled_rows(w), w[:, None] ** 2 * dense, prior)
+    every = np.concatenate([w, RNG.uniform(1, 2, R.shape[0] - len(w))])  # prior rows too
+    np.testing.assert_allclose(R.scaled_rows(every).to_array(), every[:, None] * R.to_array(), rtol=1e-12, atol=1e-14)
 
 
 def test_what_it_is_compared_with_can_fail() -> None:
@@ -205,7 +207,9 @@ def test_wrong_sizes() -> None:
     R = ResidualJacobian(Factors(J), np.ones(8))
     with pytest.raises(ShapeError, match=r"prior must have the shape \(8,\).*\(7,\)"):
         ResidualJacobian(Factors(J), np.ones(7))
-    with pytest.raises(ShapeError, match=r"w must have the shape \(10,\), one a data row, and has \(18,\)"):
-        R.scaled_rows(np.ones(18))
+    with pytest.raises(ShapeError, match=r"w must have the shape \(10,\), one a data row, and has \(17,\)"):
+        R.scaled_rows(np.ones(17))
+    with pytest.raises(DataError, match="positive numbers, and one is 0"):
+        R.scaled_rows(np.arange(18.0)[::-1])
     with pytest.raises(ShapeError, match=r"weights must have the shape \(10,\)"):
         R.normal(np.ones(8))

@@ -47,6 +47,9 @@ class Evaluator(Protocol):
     def evaluate(self, theta: NDArray[Any] | None = None) -> EvaluatedJacobian:
         """Outputs and Jacobian at theta (m,), or at the present weights."""
 
+    def second_product(self, theta: Vector, u: NDArray[np.float64], v: Vector) -> Vector:
+        """Σ u[n, l] ∇²y[n, l] v (m,), for u (n, l) and v (m,); needed for ``curvature="exact"`` alone."""
+
 
 class Evaluated(Protocol):
     """What `Evaluations` needs to know of an evaluation."""
@@ -70,10 +73,12 @@ class Evaluations(Generic[E]):
     ----------
     make
         Evaluates at θ (M,), a float64 vector that nobody else writes to.
+    allowed
+        Whether a point may be the best one: within the bounds, for one.
     """
 
-    def __init__(self, make: Callable[[Vector], E]) -> None:
-        self._make = make
+    def __init__(self, make: Callable[[Vector], E], allowed: Callable[[Vector], bool]) -> None:
+        self._make, self._allowed = make, allowed
         self.last: E | None = None
         self.best: E | None = None
 
@@ -86,7 +91,8 @@ class Evaluations(Generic[E]):
         evaluation = self._make(theta.copy())
         self.last = evaluation
         # False for NaN: a point without a finite cost is never the best one.
-        if np.isfinite(evaluation.cost) and (self.best is None or evaluation.cost < self.best.cost):
+        better = np.isfinite(evaluation.cost) and (self.best is None or evaluation.cost < self.best.cost)
+        if better and self._allowed(evaluation.theta):
             self.best = evaluation
         return evaluation
 

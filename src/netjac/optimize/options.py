@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+from scipy.optimize import Bounds
+
 from netjac.errors import NetjacError
 from netjac.optimize.losses import LOSSES, Loss
 
-METHODS = ("trf", "dogbox", "lm")
+METHODS = ("trf", "dogbox", "lm", "netjac")
 FORMS = ("auto", "dense", "operator")
 TR_SOLVERS = ("exact", "lsmr")
 
@@ -29,14 +32,15 @@ def dense_bytes(shape: tuple[int, int]) -> int:
     return 8 * shape[0] * shape[1]
 
 
-def _one_of(name: str, value: Any, choices: tuple[str, ...]) -> None:
+def one_of(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    """Refuse a value that is none of the choices."""
     if value not in choices:
         raise OptionError(f"{name} must be one of {', '.join(map(repr, choices))}, and is {value!r}.")
 
 
 def check_form(jac: str) -> None:
     """Refuse a ``jac`` that is none of "auto", "dense" and "operator"."""
-    _one_of("jac", jac, FORMS)
+    one_of("jac", jac, FORMS)
 
 
 def check_progress(progress: Any) -> None:
@@ -44,6 +48,20 @@ def check_progress(progress: Any) -> None:
     stream = callable(getattr(progress, "write", None)) and callable(getattr(progress, "flush", None))
     if not (stream or progress is None or isinstance(progress, bool)):
         raise OptionError(f"progress must be True, False or a text stream such as sys.stdout, and is {progress!r}.")
+
+
+def check_bounds(method: str, bounds: Bounds) -> None:
+    """Refuse bounds that the method would not keep, and such that leave a parameter nothing."""
+    bounded = int(np.sum(np.isfinite(bounds.lb) | np.isfinite(bounds.ub)))
+    if method == "lm" and bounded:
+        raise OptionError(
+            f"method 'lm' knows no bounds, and {bounded} parameters have one: use method 'trf', 'dogbox' or 'netjac'."
+        )
+    fixed = int(np.sum(bounds.lb == bounds.ub))
+    if fixed:
+        raise OptionError(
+            f"{fixed} parameters have equal lower and upper bounds: leave constants out of the fit with trainable=."
+        )
 
 
 def default_form(jac: str, shape: tuple[int, int]) -> str:
@@ -83,16 +101,20 @@ def choose(
     ('dense', 'exact')
     """
     rows, m = shape
-    _one_of("method", method, METHODS)
+    one_of("method", method, METHODS)
     check_form(jac)
     if tr_solver is not None:
-        _one_of("tr_solver", tr_solver, TR_SOLVERS)
+        one_of("tr_solver", tr_solver, TR_SOLVERS)
     if not callable(loss):
-        _one_of("loss", loss, tuple(LOSSES))
+        one_of("loss", loss, tuple(LOSSES))
     by_jac = isinstance(x_scale, str)
     if by_jac:
-        _one_of("x_scale", x_scale, ("jac",))
+        one_of("x_scale", x_scale, ("jac",))
 
+    if method == "netjac":
+        if tr_solver is not None:
+            raise OptionError(f"method 'netjac' has no tr_solver ({tr_solver!r} was given): it chooses by the shape.")
+        return "operator", None
     if method == "lm":
         return _choose_lm(rows, m, jac, tr_solver, loss, callback)
     if jac == "operator":

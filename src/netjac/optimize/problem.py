@@ -1,117 +1,61 @@
 """A network as a nonlinear least-squares problem for an optimiser that knows nothing of networks.
 
-With outputs f(x; θ) (n, l) and targets y (n, l), the residual is r(θ) = f(x; θ) − y, flattened sample-major, and
+With outputs f(x; θ) (n, l), targets y (n, l) or a function from outside that turns outputs into residuals, weights w
+and a Gaussian prior of means θ₀ and standard deviations σ, the residual is
 
-    cost(θ) = ½ ‖r(θ)‖²,    ∂r/∂θ = J (n·l, m),    gradient = Jᵀ r.
+    r(θ) = [√w ∘ r_d(f(x; θ)); (θ − θ₀) / σ],    r_d = f − y by default,
 
-One evaluation at a θ gives both r and (the factors of) J, so whoever asks for the derivative at a point whose value was
+flattened sample-major, the prior's rows last, and
+
+    cost(θ) = ½ ‖r(θ)‖²,    ∂r/∂θ = R,    gradient = Rᵀ r,    Gauss–Newton Hessian = Rᵀ R.
+
+One evaluation at a θ gives both r and (the factors of) R, so whoever asks for the derivative at a point whose value was
 asked for before pays nothing more than the form wanted: an array, or an operator.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, Self, TextIO
+from functools import cached_property, partial
+from typing import Any, Self, TextIO, final
 
 import numpy as np
 import scipy.optimize
 from numpy.typing import ArrayLike, NDArray
-from scipy.sparse.linalg import LinearOperator
 
-from netjac.errors import DataError, DtypeError, PicklingError, ShapeError
-from netjac.optimize import losses, options, targets
-from netjac.optimize.losses import Loss, Vector
+from netjac.errors import DataError
+from netjac.optimize import hessian, losses, names, options, targets
+from netjac.optimize.base import Problem, network_evaluator
+from netjac.optimize.evaluations import Evaluator
+from netjac.optimize.hessian import CURVATURES
+from netjac.optimize.losses import LOSSES, Loss, Vector
 from netjac.optimize.monitor import Monitor
-from netjac.spaces import OutputSpace, ParameterSpace
+from netjac.optimize.options import OptionError
+from netjac.optimize.residual import ResidualJacobian
+from netjac.optimize.sources import Data, FromOutside, Source, Targets
 
 
-class EvaluatedJacobian(Protocol):
-    """What a problem needs of a Jacobian: the outputs that came with it, its products, and its array."""
-
-    @property
-    def y(self) -> NDArray[Any]:
-        """Outputs (n, l)."""
-
-    @property
-    def dtype(self) -> Any:
-        """Of the factors."""
-
-    def matvec(self, v: NDArray[Any]) -> NDArray[Any]:
-        """J v (n*l,)."""
-
-    def rmatvec(self, u: NDArray[Any]) -> NDArray[Any]:
-        """Jᵀ u (m,)."""
-
-    def matmat(self, V: NDArray[Any]) -> NDArray[Any]:
-        """J V (n*l, q)."""
-
-    def rmatmat(self, U: NDArray[Any]) -> NDArray[Any]:
-        """Jᵀ U (m, q)."""
-
-    def to_array(self, layout: str = ..., *, dtype: Any = None) -> NDArray[Any]:
-        """J as an array."""
-
-
-class Evaluator(Protocol):
-    """What a framework provides: outputs and Jacobian at any θ, the model's own weights left alone."""
-
-    @property
-    def parameters(self) -> ParameterSpace:
-        """The columns, with the live variables."""
-
-    @property
-    def output_space(self) -> OutputSpace:
-        """The rows."""
-
-    def evaluate(self, theta: NDArray[Any] | None = None) -> EvaluatedJacobian:
-        """Outputs and Jacobian at theta (m,), or at the present weights."""
-
-
+@final
 @dataclass(frozen=True, eq=False)
 class _Evaluation:
-    theta: Vector  # (m,), a copy of ours
-    jacobian: EvaluatedJacobian
-    residual: Vector  # (n*l,)
+    theta: Vector  # (M,), a copy of ours
+    data: Data
+    residual: Vector  # (rows,), the prior's last
     cost: float
+    prior: Vector | None
+
+    @cached_property
+    def jacobian(self) -> ResidualJacobian:
+        return ResidualJacobian(self.data.rows(), self.prior)
 
 
-class _Float64Operator(LinearOperator):
-    """J with float64 in and out, as SciPy's solvers expect.
+@final
+class LeastSquares(Problem[_Evaluation]):
+    """Residuals of a model and their derivative over θ, for `scipy.optimize.least_squares` and everything like it.
 
-    The products are taken in the type of the factors: those of a float32 network are wrong in the eighth digit anyway,
-    and their products with float64 vectors cost three to five times as much (all of A and D is converted each time).
-    About a quarter of SciPy's products are with the zero vector.
-    """
-
-    def __init__(self, jacobian: EvaluatedJacobian, shape: tuple[int, int]) -> None:
-        super().__init__(np.float64, shape)
-        self.jacobian = jacobian
-
-    def _matvec(self, v: NDArray[Any]) -> Vector:
-        if not v.any():
-            return np.zeros(self.shape[0])
-        return self._double(self.jacobian.matvec(self._own(v.reshape(-1))))
-
-    def _rmatvec(self, u: NDArray[Any]) -> Vector:
-        if not u.any():
-            return np.zeros(self.shape[1])
-        return self._double(self.jacobian.rmatvec(self._own(u.reshape(-1))))
-
-    def _matmat(self, V: NDArray[Any]) -> NDArray[np.float64]:
-        return self._double(self.jacobian.matmat(self._own(V)))
-
-    def _rmatmat(self, U: NDArray[Any]) -> NDArray[np.float64]:
-        return self._double(self.jacobian.rmatmat(self._own(U)))
-
-    def _own(self, array: NDArray[Any]) -> NDArray[Any]:
-        return array.astype(self.jacobian.dtype, copy=False)
-
-    def _double(self, array: NDArray[Any]) -> NDArray[np.float64]:
-        return array.astype(np.float64, copy=False)
-
-
-class LeastSquares:
-    """Residual f(x) − y of a model and its Jacobian over the trainable parameters, for `scipy.optimize.least_squares`.
+    θ (M,) holds the model's parameters and then the extra ones.
 
     Parameters
     ----------
@@ -121,26 +65,57 @@ class LeastSquares:
         Inputs, n samples.
     y
         Targets in the structure of the model's outputs: an array (n, ...), or a list or dict of arrays. With one output
-        a sample, (n,) will do.
+        a sample, (n,) will do. The residual is then f(x) − y. Either y or ``residual`` is given.
+    residual
+        A function from outside, ``residual(outputs) → (r, dr)``: the outputs come as float64 arrays that cannot be
+        written to, in the model's own structure; r is an array of any shape; dr its derivative with respect to the
+        outputs, (n, q, l) with r (n, q) where a row depends on the outputs of one sample, or (d, n*l) as an array, a
+        sparse matrix or a LinearOperator where d rows depend on all of them. With ``extra``: ``residual(outputs,
+        extra) → (r, dr, d_extra)``, extra a dict of values, d_extra a dict of derivatives, (*shape of r, *shape of the
+        value) each.
     variables
         The parameters, for a model that is a plain callable.
+    trainable
+        Names or patterns of the variables that are fitted; the others are constants. By default all are fitted.
+    weights : (n,), (n, l) or of the shape of the residual, optional
+        Not negative; the cost is ½ Σ w r².
+    prior
+        Dict from a name or pattern to σ, or to (σ, mean): numbers, or arrays that broadcast to the variable's shape.
+        The mean is 0 by default. Each parameter with a prior adds the row (θ − mean) / σ to the residual.
+    bounds
+        Dict from a name or pattern to (lower, upper): numbers, None, or arrays that broadcast to the variable's shape;
+        or `scipy.optimize.Bounds` or a pair (lower, upper) over θ.
+    extra
+        Dict of names and starting values, numbers or arrays: parameters of the function from outside that are fitted
+        beside the network's.
     jac
-        What `jac` returns: "dense", a float64 array (n*l, m); "operator", a float64 `LinearOperator` on the factors;
+        What `jac` returns: "dense", a float64 array (rows, M); "operator", a float64 `LinearOperator` on the factors;
         "auto", an array up to 64 MiB and an operator beyond.
+    curvature : {"gauss-newton", "difference", "exact"}
+        What `hessp` and `hess` return: Rᵀ R; central differences of the gradient; or Rᵀ R and the second derivatives of
+        the network through TensorFlow, where the residual is f(x) − y.
+    dtype : "float64" or None
+        What a model is evaluated in for the fit: float64 whatever it was built in, or its own type. Its weights keep
+        their type.
+    check
+        Whether the derivative from outside is compared with central differences of r at the first call (up to twelve
+        more calls).
 
     Raises
     ------
-    ShapeError, DataError, DtypeError
-        If y does not fit the model's outputs, has another number of samples than x, or is not finite.
+    ShapeError, DataError, DtypeError, OptionError, NameLookupError
+        If y does not fit the model's outputs, has another number of samples than x, or is not finite; if a name fits
+        no parameter, or what is given for it does not fit.
+    DerivativeError
+        At the first evaluation, if the derivative from outside disagrees with the difference.
     ModelError
         If the model has nothing to train, or was never built.
 
     Notes
     -----
-    SciPy works in float64. A float32 model evaluates residuals to about 1e-7 of the outputs, so differences of cost
-    below that are rounding: tolerances (``ftol``, ``xtol``, ``gtol``) under 1e-7 then end in steps that no longer help,
-    and the fit stalls. Build the model in float64 (``keras.config.set_floatx("float64")``, or
-    ``dtype="float64"`` on its layers) where SciPy's default of 1e-8 or less is to be reached.
+    SciPy works in float64. With ``dtype=None`` a float32 model evaluates residuals to about 1e-7 of the outputs, so
+    differences of cost below that are rounding: tolerances (``ftol``, ``xtol``, ``gtol``) under 1e-7 then end in steps
+    that no longer help, and the fit stalls.
 
     The last evaluation and the best one are kept. Call `forget` if anything but θ changed in between, such as the
     statistics of a normalisation layer.
@@ -161,90 +136,173 @@ class LeastSquares:
     array([3., 1.])
     """
 
-    def __init__(self, model: Any, x: Any, y: Any, *, variables: Any = None, jac: str = "auto") -> None:
+    def __init__(
+        self,
+        model: Any,
+        x: Any,
+        y: Any = None,
+        *,
+        residual: Callable[..., Any] | None = None,
+        variables: Any = None,
+        trainable: str | Sequence[str] | None = None,
+        weights: ArrayLike | None = None,
+        prior: dict[str, Any] | None = None,
+        bounds: Any = None,
+        extra: dict[str, Any] | None = None,
+        jac: str = "auto",
+        curvature: str = "gauss-newton",
+        dtype: str | None = "float64",
+        check: bool = True,
+    ) -> None:
+        _check_data(y, residual, extra)
         options.check_form(jac)
-        targets.check_values(y)
         n = targets.sample_count(x)
-        if n is not None:
+        if n is not None and y is not None:
             targets.check_count(y, n)
-        self._set_up(_tensorflow_evaluator(model, x, variables), y, jac)
+        evaluator = network_evaluator(model, x, variables, trainable, dtype)
+        source = _source(evaluator, y, residual, extra, weights, check)
+        self._set_up(source, prior, bounds, jac, curvature)
 
     @classmethod
-    def from_evaluator(cls, evaluator: Evaluator, y: Any, *, jac: str = "auto") -> Self:
+    def from_evaluator(
+        cls,
+        evaluator: Evaluator,
+        y: Any = None,
+        *,
+        residual: Callable[..., Any] | None = None,
+        weights: ArrayLike | None = None,
+        prior: dict[str, Any] | None = None,
+        bounds: Any = None,
+        extra: dict[str, Any] | None = None,
+        jac: str = "auto",
+        curvature: str = "gauss-newton",
+        check: bool = True,
+    ) -> Self:
         """A problem on anything that evaluates outputs and Jacobian at a θ, whichever framework it comes from.
 
         Parameters
         ----------
         evaluator
-            See `Evaluator`.
-        y, jac
+            See `netjac.optimize.evaluations.Evaluator`.
+        y, residual, weights, prior, bounds, extra, jac, curvature, check
             As for the class.
         """
-        options.check_form(jac)
-        targets.check_values(y)
-        problem = cls.__new__(cls)
-        problem._set_up(evaluator, y, jac)
-        return problem
+        _check_data(y, residual, extra)
+        return cls._of(_source(evaluator, y, residual, extra, weights, check), prior, bounds, jac, curvature)
 
-    def _set_up(self, evaluator: Evaluator, y: Any, jac: str) -> None:
-        self._evaluator = evaluator
-        self._targets = targets.flatten(evaluator.output_space, y)
-        self._form = jac
-        self.shape = (self._targets.size, evaluator.parameters.size)
-        if 0 in self.shape:
-            raise DataError(f"there is nothing to fit: {self.shape[0]} residuals and {self.shape[1]} parameters.")
-        self._loss: Loss = "linear"
-        self._f_scale = 1.0
-        self._monitor = Monitor()
-        self.forget()
+    @classmethod
+    def join(cls, problems: Sequence[LeastSquares], *, jac: str = "auto") -> LeastSquares:
+        """One problem of several: all their residuals, over all their parameters.
 
-    @property
-    def parameters(self) -> ParameterSpace:
-        """Names and shapes of the parameters; ``parameters.assign(theta)`` writes θ into the model."""
-        return self._evaluator.parameters
-
-    @property
-    def x0(self) -> Vector:
-        """The model's present parameters, a float64 vector (m,) of your own."""
-        return np.array(self.parameters.ravel(dtype=np.float64))
-
-    @property
-    def best_theta(self) -> Vector | None:
-        """The parameters (m,) of least cost evaluated so far, or None before the first evaluation."""
-        return None if self._best is None else self._best.theta.copy()
-
-    def forget(self) -> None:
-        """Drop the evaluations kept, the best one too."""
-        self._last: _Evaluation | None = None
-        self._best: _Evaluation | None = None
-
-    def fun(self, theta: ArrayLike) -> Vector:
-        """Residual f(x; θ) − y, flattened sample-major.
+        A variable that several models hold is one parameter, and so are extra parameters of one name. Bounds hold
+        together; a prior on a shared parameter is given in one of the problems.
 
         Parameters
         ----------
-        theta : (m,)
+        problems
+            At least one; they stay usable.
+        jac
+            As for the class.
+
+        Returns
+        -------
+        LeastSquares
+            Its residual holds the data's rows, problem by problem, and then the rows of all priors.
+
+        Raises
+        ------
+        OptionError, DataError
+            If two problems have a prior on one parameter, or bounds that leave it nothing, or shared extra parameters
+            that start from different values.
+        """
+        from netjac.optimize import joint  # which makes a problem of what it finds in these
+
+        return joint.join(problems, jac)
+
+    @classmethod
+    def _of(cls, source: Source, prior: Any, bounds: Any, jac: str, curvature: str) -> Self:
+        problem = cls.__new__(cls)
+        problem._set_up(source, prior, bounds, jac, curvature)
+        return problem
+
+    def _set_up(self, source: Source, prior: Any, bounds: Any, jac: str, curvature: str) -> None:
+        options.check_form(jac)
+        options.one_of("curvature", curvature, CURVATURES)
+        if 0 in (source.size, source.space.size):
+            raise DataError(f"there is nothing to fit: {source.size} residuals and {source.space.size} parameters.")
+        self._source = source
+        self._form, self._curvature = jac, curvature
+        self._loss: Loss = "linear"
+        self._f_scale = 1.0
+        self._monitor = Monitor()
+        self._stop: BaseException | None = None
+        self._prepare(source.space, source.extra, bounds, prior)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows of the residual, the prior's included, and parameters; evaluates once where only that can tell."""
+        size = self._source.size
+        if size is None:
+            size = self._at(self.x0).data.residual.size
+        return size + (0 if self._prior is None else int(np.count_nonzero(self._prior))), self._space.size
+
+    # ---- value and derivatives
+
+    def fun(self, theta: ArrayLike) -> Vector:
+        """Residual r(θ), flattened sample-major, the prior's rows last.
+
+        Parameters
+        ----------
+        theta : (M,)
             The parameters; the model's own are left as they are.
 
         Returns
         -------
-        (n*l,) float64, the caller's own.
+        (rows,) float64, the caller's own.
         """
-        return self._evaluate(theta).residual.copy()
+        return self._at(theta).residual.copy()
 
-    def jac(self, theta: ArrayLike) -> NDArray[np.float64] | LinearOperator:
+    def jac(self, theta: ArrayLike) -> NDArray[np.float64] | ResidualJacobian:
         """Jacobian of the residual, ∂r/∂θ; costs no second evaluation at the θ `fun` was asked for last.
 
         Parameters
         ----------
-        theta : (m,)
+        theta : (M,)
             The parameters.
 
         Returns
         -------
-        (n*l, m) float64, as an array or a `LinearOperator`; see ``jac`` of the class.
+        (rows, M) float64, as an array or a `LinearOperator`; see ``jac`` of the class.
         """
-        return self._derivative(theta, options.default_form(self._form, self.shape))
+        return self._derivative(self._at(theta), options.default_form(self._form, self.shape))
+
+    def cost(self, theta: ArrayLike) -> float:
+        """½ ‖r(θ)‖², for optimisers that take a value."""
+        return self._at(theta).cost
+
+    def grad(self, theta: ArrayLike) -> Vector:
+        """Gradient of the cost, Rᵀ r (M,)."""
+        return self._gradient(self._at(theta))
+
+    def hessp(self, theta: ArrayLike, v: ArrayLike) -> Vector:
+        """Hessian of the cost at θ times v (M,), or what stands for it; see ``curvature`` of the class."""
+        evaluation, vector = self._at(theta), np.asarray(v, np.float64).reshape(-1)
+        if self._curvature == "difference":
+            return hessian.by_difference(lambda t: self._gradient(self._make(t)), evaluation.theta, vector)
+        product: Vector = evaluation.jacobian.rmatvec(evaluation.jacobian.matvec(vector))
+        return product + evaluation.data.second(vector) if self._curvature == "exact" else product
+
+    def hess(self, theta: ArrayLike) -> NDArray[np.float64]:
+        """The same as an array (M, M)."""
+        if self._curvature != "gauss-newton":
+            return hessian.explicit(lambda v: self.hessp(theta, v), self._space.size)
+        R = self._at(theta).jacobian
+        normal: NDArray[np.float64] = R.normal()
+        if R.prior is not None:
+            normal[np.diag_indices(len(normal))] += R.prior**2
+        return normal
+
+    # ---- the fit
 
     def solve(
         self,
@@ -257,7 +315,7 @@ class LeastSquares:
         x_scale: Any = None,
         loss: Loss = "linear",
         f_scale: float = 1.0,
-        bounds: Any = (-np.inf, np.inf),
+        bounds: Any = None,
         jac: str | None = None,
         tr_solver: str | None = None,
         tr_options: dict[str, Any] | None = None,
@@ -265,15 +323,20 @@ class LeastSquares:
         verbose: int = 0,
         progress: bool | TextIO = False,
     ) -> scipy.optimize.OptimizeResult:
-        """Fit with `scipy.optimize.least_squares`; afterwards the model holds the best parameters seen.
+        """Fit by least squares; afterwards the model holds the best parameters seen.
 
         Parameters
         ----------
-        method : {"trf", "dogbox", "lm"}
-            SciPy's method. "lm" needs n*l ≥ m.
-        max_nfev, ftol, xtol, gtol, x_scale, loss, f_scale, bounds, tr_solver, tr_options, callback, verbose
-            Handed to SciPy as they are. ``bounds`` are over the flat θ. SciPy's remaining options concern finite
-            differences and arguments of functions, and do not apply.
+        method : {"trf", "dogbox", "lm", "netjac"}
+            A method of `scipy.optimize.least_squares`, or `netjac.least_squares`. "lm" needs as many residuals as
+            parameters, and honours no bounds.
+        max_nfev, ftol, xtol, gtol, x_scale, f_scale, tr_solver, tr_options, callback, verbose
+            Handed to the solver as they are. SciPy's remaining options concern finite differences and arguments of
+            functions, and do not apply.
+        loss
+            Of the data's residuals; the prior's rows stay squared.
+        bounds
+            Instead of the problem's own, in the same forms. The start is moved into them.
         jac : {"auto", "dense", "operator"}, optional
             The form in which SciPy gets the Jacobian; None takes that of the problem. "auto" is an array for "lm", for
             ``tr_solver="exact"``, for ``x_scale="jac"`` and for anything up to 64 MiB, else an operator with
@@ -284,20 +347,26 @@ class LeastSquares:
         Returns
         -------
         scipy.optimize.OptimizeResult
-            SciPy's, with a `History` added as ``history``.
+            SciPy's, with a `History` added as ``history``. If the code from outside raises or returns NaN in its
+            derivative, the fit stops: ``success`` is False, ``status`` -4, ``error`` the exception, and x the best
+            point before.
 
         Raises
         ------
         OptionError
-            If the options exclude each other; before any work.
+            If the options exclude each other, or the method cannot honour the bounds; before any work.
         DataError
             If the residual at the start is not finite.
 
         Notes
         -----
-        Whatever ends the fit early (an error, Ctrl-C), the model gets the best parameters seen before the exception
-        goes on. A trial point whose residual is not finite is never kept.
+        Whatever else ends the fit early (an error of the model, Ctrl-C), the model gets the best parameters seen before
+        the exception goes on. A trial point whose residual is not finite is a rejected step; "lm" cannot step back, and
+        ends there.
         """
+        options.one_of("method", method, options.METHODS)
+        limits = self._bounds if bounds is None else names.bounds(self._space, bounds)
+        options.check_bounds(method, limits)
         form, tr_solver = options.choose(
             self.shape,
             method=method,
@@ -308,44 +377,57 @@ class LeastSquares:
             callback=callback,
         )
         options.check_progress(progress)
-        start = self.x0
+        given = {"tr_solver": tr_solver, "tr_options": tr_options} if method != "netjac" else {}
         self.forget()
-        self._loss, self._f_scale = loss, f_scale
-        self._monitor = monitor = Monitor(progress, max_nfev)
-        try:
+        with self._fitting(loss, f_scale, limits, Monitor(progress, max_nfev)) as monitor:
+            start = np.clip(self._space.ravel(dtype=np.float64), limits.lb, limits.ub)
             self._check_start(start)
-            result = scipy.optimize.least_squares(
-                self.fun,
-                start,
-                jac=lambda theta: self._iterate(theta, form),
-                bounds=bounds,
-                method=method,
-                ftol=ftol,
-                xtol=xtol,
-                gtol=gtol,
-                x_scale=x_scale,
-                loss=loss,
-                f_scale=f_scale,
-                tr_solver=tr_solver,
-                tr_options=tr_options,
-                max_nfev=max_nfev,
-                verbose=verbose,
-                callback=callback,
-            )
-            self._take_best(result, form)
+            try:
+                result = _solver(method)(
+                    self._finite_fun if method == "lm" else self.fun,
+                    start,
+                    jac=lambda theta: self._iterate(theta, form),
+                    bounds=limits,
+                    ftol=ftol,
+                    xtol=xtol,
+                    gtol=gtol,
+                    x_scale=x_scale,
+                    loss=loss if self._prior is None else _of_data(loss, self._at(start).data.residual.size),
+                    f_scale=f_scale,
+                    max_nfev=max_nfev,
+                    verbose=verbose,
+                    callback=callback,
+                    **given,
+                )
+                self._take_best(result, form)
+            except Exception as error:
+                failed = self._failed(error)
+                if failed is None:
+                    raise
+                result = self._complete(failed, form)
+            self._space.assign(result.x)
+            result.history = monitor.history
+        return result
+
+    @contextmanager
+    def _fitting(
+        self, loss: Loss, f_scale: float, limits: scipy.optimize.Bounds, monitor: Monitor
+    ) -> Iterator[Monitor]:
+        """The best point is judged by what the fit minimises; whatever ends it early, the model gets that point."""
+        self.forget()
+        self._loss, self._f_scale, self._limits, self._monitor = loss, f_scale, limits, monitor
+        try:
+            yield monitor
         except BaseException:
-            if self._best is not None:
-                self.parameters.assign(self._best.theta)
+            self._keep_best()
             raise
         finally:
             monitor.close()
-            self._loss, self._f_scale, self._monitor = "linear", 1.0, Monitor()
-        self.parameters.assign(result.x)
-        result.history = monitor.history
-        return result
+            self._loss, self._f_scale, self._limits, self._monitor = "linear", 1.0, self._bounds, Monitor()
+            self._stop = None
 
     def _check_start(self, start: Vector) -> None:
-        residual = self._evaluate(start).residual
+        residual = self._at(start).residual
         bad = residual.size - int(np.isfinite(residual).sum())
         if bad:
             raise DataError(
@@ -353,61 +435,40 @@ class LeastSquares:
                 "parameters at which the outputs are."
             )
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        raise PicklingError(
-            "a LeastSquares problem computes with a live model and cannot be pickled: save theta (best_theta, or x of "
-            "the solver's result) and the model (model.save), and make the problem again from what was saved."
-        )
+    def _finite_fun(self, theta: ArrayLike) -> Vector:
+        """For a method that cannot step back."""
+        residual = self.fun(theta)
+        if not np.all(np.isfinite(residual)):
+            self._stop = DataError("the residual is not finite at a trial point, and this method cannot step back.")
+            raise self._stop
+        return residual
 
-    def _evaluate(self, theta: ArrayLike) -> _Evaluation:
-        given = self._real(theta)
-        vector = given.astype(np.float64, copy=False)
-        for known in (self._last, self._best):
-            if known is not None and np.array_equal(known.theta, vector):
-                return known
-        if vector.shape != (self.shape[1],):
-            raise ShapeError(
-                f"theta must have the shape ({self.shape[1]},), one entry a parameter, and has {vector.shape}."
-            )
-        vector = vector.copy()
-        self._last = None  # a large evaluation is freed before the next one is made
-        jacobian = self._evaluator.evaluate(vector)
-        if jacobian.y.shape != self._targets.shape:
-            raise DataError(f"the model gives outputs (n, l) = {jacobian.y.shape}, and y has {self._targets.shape}.")
-        residual = (jacobian.y - self._targets).reshape(-1)  # float64, as the targets are
-        evaluation = _Evaluation(vector, jacobian, residual, losses.cost(residual, self._loss, self._f_scale))
+    @property
+    def _failure(self) -> BaseException | None:
+        return self._stop or self._source.failure
+
+    def _make(self, theta: Vector) -> _Evaluation:
+        data = self._source.evaluate(theta)
+        prior = self._prior_residual(theta)
+        cost = losses.cost(data.residual, self._loss, self._f_scale) + losses.cost(prior)
+        residual = np.concatenate([data.residual, prior]) if prior.size else data.residual
         self._monitor.evaluated()
-        self._last = evaluation
-        # False for NaN: a point without a finite cost is never the best one.
-        if np.isfinite(evaluation.cost) and (self._best is None or evaluation.cost < self._best.cost):
-            self._best = evaluation
-        return evaluation
+        return _Evaluation(theta, data, residual, cost, self._prior)
 
-    def _real(self, theta: ArrayLike) -> NDArray[Any]:
-        try:
-            given = np.asarray(theta)
-        except ValueError as error:
-            raise ShapeError(f"theta must have the shape ({self.shape[1]},), and is ragged ({error}).") from None
-        if given.dtype.kind not in "fiub":
-            hint = "; the Jacobian is problem.jac, not a difference of complex values (jac='cs')"
-            raise DtypeError(
-                f"theta must be a vector ({self.shape[1]},) of real numbers, one entry a parameter, and has dtype "
-                f"{given.dtype}{hint if given.dtype.kind == 'c' else ''}."
-            )
-        return given
+    def _derivative(self, evaluation: _Evaluation, form: str) -> NDArray[np.float64] | ResidualJacobian:
+        return evaluation.jacobian if form == "operator" else evaluation.jacobian.to_array()
 
-    def _derivative(self, theta: ArrayLike, form: str) -> NDArray[np.float64] | LinearOperator:
-        jacobian = self._evaluate(theta).jacobian
-        if form == "operator":
-            return _Float64Operator(jacobian, self.shape)
-        return jacobian.to_array("(n l) m", dtype=np.float64)
+    def _gradient(self, evaluation: _Evaluation) -> Vector:
+        """Of the cost, whatever its loss."""
+        d = evaluation.data.residual.size
+        data = losses.weighted(evaluation.data.residual, self._loss, self._f_scale)
+        gradient: Vector = evaluation.jacobian.rmatvec(np.concatenate([data, evaluation.residual[d:]]))
+        return gradient
 
-    def _iterate(self, theta: ArrayLike, form: str) -> NDArray[np.float64] | LinearOperator:
-        evaluation = self._evaluate(theta)
-        weighted = losses.weighted(evaluation.residual, self._loss, self._f_scale)
-        gradient = _Float64Operator(evaluation.jacobian, self.shape).rmatvec(weighted)
-        self._monitor.iterate(evaluation.cost, float(np.abs(gradient).max()))
-        return self._derivative(theta, form)
+    def _iterate(self, theta: ArrayLike, form: str) -> NDArray[np.float64] | ResidualJacobian:
+        evaluation = self._at(theta)
+        self._monitor.iterate(evaluation.cost, float(np.abs(self._gradient(evaluation)).max()))
+        return self._derivative(evaluation, form)
 
     def _take_best(self, result: scipy.optimize.OptimizeResult, form: str) -> None:
         """Put the best point into the result if the solver ended on another.
@@ -415,18 +476,54 @@ class LeastSquares:
         MINPACK rejects a step that lowers the cost by far less than its model predicted, though the point is better;
         and a callback may have written into the vector it was shown.
         """
-        best = self._best
-        if best is None or not best.cost <= result.cost or np.array_equal(best.theta, result.x):
-            return
-        weighted = losses.weighted(best.residual, self._loss, self._f_scale)
+        best = self._evaluations.best
+        if best is not None and best.cost <= result.cost and not np.array_equal(best.theta, result.x):
+            self._complete(result, form)
+
+    def _complete(self, result: scipy.optimize.OptimizeResult, form: str) -> scipy.optimize.OptimizeResult:
+        """What the solver would have said of the best point."""
+        best = self._evaluations.best
+        assert best is not None
         result.x, result.fun, result.cost = best.theta.copy(), best.residual.copy(), best.cost
-        result.jac = self._derivative(best.theta, form)
-        result.grad = np.asarray(best.jacobian.rmatvec(weighted), dtype=np.float64)
+        result.jac, result.grad = self._derivative(best, form), self._gradient(best)
         result.optimality = float(np.abs(result.grad).max())
+        result.setdefault("nfev", self._monitor.nfev)
+        return result
 
 
-def _tensorflow_evaluator(model: Any, x: Any, variables: Any) -> Evaluator:
-    """The evaluator of a TensorFlow model; imported here so that `netjac.optimize` alone loads no TensorFlow."""
-    from netjac.tensorflow import evaluator
+def _check_data(y: Any, residual: Any, extra: Any) -> None:
+    if (y is None) == (residual is None):
+        raise OptionError(f"give either targets y or a function residual=, and not {'both' if residual else 'none'}.")
+    if residual is None and extra:
+        raise OptionError("extra parameters belong to a function from outside: give residual=, not y.")
+    if residual is None:
+        targets.check_values(y)
 
-    return evaluator(model, x, variables=variables)
+
+def _source(evaluator: Evaluator, y: Any, residual: Any, extra: Any, weights: Any, check: bool) -> Source:
+    if residual is None:
+        return Targets(evaluator, y, weights)
+    return FromOutside(evaluator, residual, extra, weights, check)
+
+
+def _solver(method: str) -> Callable[..., scipy.optimize.OptimizeResult]:
+    """The function behind a method, with the signature of `scipy.optimize.least_squares`."""
+    if method == "netjac":
+        from netjac.optimize import solvers
+
+        return solvers.least_squares
+    return partial(scipy.optimize.least_squares, method=method)
+
+
+def _of_data(loss: Loss, size: int) -> Loss:
+    """A loss of the first ``size`` rows; those after them stay squared."""
+    if loss == "linear":
+        return loss
+    of_rows = loss if callable(loss) else LOSSES[loss]
+
+    def rho(z: Vector) -> NDArray[np.float64]:
+        out = np.stack([z, np.ones_like(z), np.zeros_like(z)])
+        out[:, :size] = of_rows(z[:size])
+        return out
+
+    return rho

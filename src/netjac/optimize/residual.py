@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 from scipy.sparse.linalg import LinearOperator
 
-from netjac.errors import ShapeError
+from netjac.errors import DataError, ShapeError
 from netjac.operator import JacobianOperator
 from netjac.optimize.losses import Vector
 from netjac.optimize.rows import Array, Factors, Rows
@@ -124,8 +124,19 @@ class ResidualJacobian(LinearOperator):
         return self.rows.column_norms(squared)
 
     def scaled_rows(self, w: ArrayLike) -> ResidualJacobian:
-        """The same derivative with the data rows multiplied by w (data_rows,); the prior rows as they are."""
-        return ResidualJacobian(self.rows.scaled_rows(self._a_row(w, "w")), self.prior)
+        """The same derivative with its rows multiplied by numbers: the data's (data_rows,), or all of them (rows,).
+
+        Numbers for prior rows must be positive.
+        """
+        array = np.asarray(w, np.float64)
+        if self.prior is None or array.shape != (self.shape[0],):
+            return ResidualJacobian(self.rows.scaled_rows(self._a_row(array, "w")), self.prior)
+        below = array[self.data_rows :]
+        if not np.all(below > 0):
+            raise DataError(f"the prior's rows must be multiplied by positive numbers, and one is {below.min()}.")
+        prior = self.prior.copy()
+        prior[self._with_prior] *= below
+        return ResidualJacobian(self.rows.scaled_rows(array[: self.data_rows]), prior)
 
     def _a_row(self, w: ArrayLike, name: str) -> Vector:
         array = np.asarray(w, np.float64)

@@ -81,7 +81,7 @@ def check_count(y: Any, n: int) -> None:
             raise DataError(f"x has {n} samples and y has {shape[0]} (shape {shape}); they must be pairs.")
 
 
-def flatten(space: OutputSpace, y: Any) -> NDArray[np.float64]:
+def flatten(space: OutputSpace, y: Any, where: str = "y") -> NDArray[np.float64]:
     """Targets in the structure of the model's outputs → (n, l) float64, outputs one after the other in C order.
 
     Parameters
@@ -91,6 +91,8 @@ def flatten(space: OutputSpace, y: Any) -> NDArray[np.float64]:
     y
         An array (n, *shape) for a model with one output, else a dict, list or tuple like the model's own. An output of
         one number a sample may be given as (n,).
+    where
+        What it is called in messages.
 
     Raises
     ------
@@ -104,11 +106,11 @@ def flatten(space: OutputSpace, y: Any) -> NDArray[np.float64]:
            [3.]])
     """
     pieces: list[NDArray[np.float64] | None] = [None] * len(space.segments)
-    _collect(space.template, y, space, pieces, "y")
+    _collect(space.template, y, space, pieces, where)
     columns = [piece for piece in pieces if piece is not None]
     counts = sorted({piece.shape[0] for piece in columns})
     if len(counts) > 1:
-        raise DataError(f"the outputs in y have different numbers of samples: {counts}.")
+        raise DataError(f"the outputs in {where} have different numbers of samples: {counts}.")
     return np.ascontiguousarray(np.concatenate(columns, axis=1)) if len(columns) > 1 else columns[0]
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
+import numpy as np
 import tensorflow as tf
 from numpy.typing import ArrayLike, NDArray
 
@@ -19,6 +20,7 @@ from netjac.tensorflow.extractor import Extractor
 from netjac.tensorflow.fingerprint import fingerprint
 from netjac.tensorflow.inputs import CrossExtractor, InputExtractor
 from netjac.tensorflow.precision import requested, wide_tensor
+from netjac.tensorflow.second import SecondProduct
 from netjac.tensorflow.trace import Signature, floating_type, parameter_space, signature_of
 from netjac.tiled import TiledJacobian
 
@@ -65,6 +67,7 @@ class Evaluator:
         self.n = int(self._x[0].shape[0])
         self.parameters = extractor.parameters
         self.output_space = extractor.output_space
+        self._second: SecondProduct | None = None
 
     def evaluate(self, theta: ArrayLike | None = None, memory: float | str | None = None) -> Jacobian | TiledJacobian:
         """The Jacobian at the vector ``theta`` (m,), or at the present weights; the model's weights are not touched.
@@ -76,6 +79,15 @@ class Evaluator:
     def outputs(self, theta: ArrayLike | None = None) -> NDArray[Any]:
         """The flat outputs (n, l) alone, at ``theta`` or at the present weights."""
         return self._extractor.outputs(self._x, theta)
+
+    def second_product(self, theta: ArrayLike, u: ArrayLike, v: ArrayLike) -> NDArray[Any]:
+        """Σ u[n, l] ∇²y[n, l] v (m,), for u (n, l) and v (m,): what a Gauss–Newton Hessian leaves out.
+
+        By two backward passes; compiled at the first call.
+        """
+        if self._second is None:
+            self._second = SecondProduct(self._extractor.trace)
+        return self._second(np.asarray(theta), np.asarray(u), np.asarray(v), self._x)
 
 
 def evaluator(model: Any, x: Any, variables: Sequence[Any] | None = None, *, dtype: Any = None) -> Evaluator:

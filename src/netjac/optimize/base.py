@@ -1,0 +1,144 @@
+"""What the problems have in common: θ and its names, bounds and prior, the evaluations kept, and how a fit may end."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import scipy.optimize
+from numpy.typing import ArrayLike, NDArray
+
+from netjac.errors import DtypeError, PicklingError, ShapeError
+from netjac.optimize import names
+from netjac.optimize.evaluations import Evaluated, Evaluations, Evaluator
+from netjac.optimize.losses import Vector
+from netjac.spaces import ParameterSpace
+
+FAILED = -4
+"""Status of a fit that ended because the code from outside failed; SciPy's and ours for Ctrl-C are others."""
+
+E = TypeVar("E", bound=Evaluated)
+
+
+class Problem(ABC, Generic[E]):
+    """A network, data, and something to minimise over θ (M,) = [the network's parameters, extra ones]."""
+
+    def _prepare(self, space: ParameterSpace, extra: ParameterSpace, bounds: Any, prior: Any) -> None:
+        self._space, self._extra = space, extra
+        self._bounds = names.bounds(space, bounds)
+        self._limits = self._bounds  # those of the fit that is running
+        found = names.prior(space, prior)
+        self._prior: Vector | None = None if found is None else found[0]
+        self._mean: Vector = np.zeros(space.size) if found is None else found[1]
+        self._evaluations: Evaluations[E] = Evaluations(self._make, self._allowed)
+
+    @abstractmethod
+    def _make(self, theta: Vector) -> E:
+        """The evaluation at θ."""
+
+    @property
+    @abstractmethod
+    def _failure(self) -> BaseException | None:
+        """What the code from outside raised at its last call."""
+
+    # ---- θ
+
+    @property
+    def parameters(self) -> ParameterSpace:
+        """Names and shapes of the parameters, extra ones last; ``parameters.assign(theta)`` writes θ into the model."""
+        return self._space
+
+    @property
+    def x0(self) -> Vector:
+        """The present parameters moved into the bounds, a float64 vector (M,) of your own."""
+        return np.clip(self._space.ravel(dtype=np.float64), self._bounds.lb, self._bounds.ub)
+
+    @property
+    def bounds(self) -> scipy.optimize.Bounds:
+        """Bounds over θ, infinite where there are none; a copy of your own."""
+        return scipy.optimize.Bounds(self._bounds.lb.copy(), self._bounds.ub.copy())
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        """The extra parameters as they are now, by name: after a fit, the best ones."""
+        return names.values(self._extra, self._extra.ravel(dtype=np.float64))
+
+    @property
+    def best_theta(self) -> Vector | None:
+        """The parameters (M,) of least cost evaluated so far within the bounds, or None before there are any."""
+        return None if self._evaluations.best is None else self._evaluations.best.theta.copy()
+
+    def forget(self) -> None:
+        """Drop the evaluations kept, the best one too."""
+        self._evaluations.forget()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise PicklingError(
+            f"a {type(self).__name__} problem computes with a live model and cannot be pickled: save theta "
+            "(best_theta, or x of the solver's result) and the model (model.save), and make the problem again from "
+            "what was saved."
+        )
+
+    # ---- for those who inherit
+
+    def _at(self, theta: ArrayLike) -> E:
+        vector = self._vector(theta).astype(np.float64, copy=False)
+        if vector.shape != (self._space.size,):
+            raise ShapeError(
+                f"theta must have the shape ({self._space.size},), one entry a parameter, and has {vector.shape}."
+            )
+        return self._evaluations.at(vector)
+
+    def _vector(self, theta: ArrayLike) -> NDArray[Any]:
+        size = self._space.size
+        try:
+            given = np.asarray(theta)
+        except ValueError as error:
+            raise ShapeError(f"theta must have the shape ({size},), and is ragged ({error}).") from None
+        if given.dtype.kind not in "fiub":
+            hint = "; the Jacobian is problem.jac, not a difference of complex values (jac='cs')"
+            raise DtypeError(
+                f"theta must be a vector ({size},) of real numbers, one entry a parameter, and has dtype "
+                f"{given.dtype}{hint if given.dtype.kind == 'c' else ''}."
+            )
+        return given
+
+    def _allowed(self, theta: Vector) -> bool:
+        return bool(np.all((theta >= self._limits.lb) & (theta <= self._limits.ub)))
+
+    def _prior_residual(self, theta: Vector) -> Vector:
+        """(θ − θ₀) / σ of the parameters that have a prior."""
+        if self._prior is None:
+            return np.zeros(0)
+        held = np.flatnonzero(self._prior)
+        return self._prior[held] * (theta - self._mean)[held]
+
+    def _keep_best(self) -> None:
+        """Write the best θ into the model, if there is one."""
+        if self._evaluations.best is not None:
+            self._space.assign(self._evaluations.best.theta)
+
+    def _failed(self, error: BaseException) -> scipy.optimize.OptimizeResult | None:
+        """The result of a fit that ended because the code from outside failed; None where it was something else."""
+        best = self._evaluations.best
+        if best is None or error is not self._failure:
+            return None
+        return scipy.optimize.OptimizeResult(
+            x=best.theta.copy(),
+            success=False,
+            status=FAILED,
+            message=f"The external code failed, and x is the best point before that. {type(error).__name__}: {error}",
+            error=error,
+        )
+
+
+def network_evaluator(model: Any, x: Any, variables: Any, trainable: Any, dtype: str | None) -> Evaluator:
+    """The evaluator of a TensorFlow model; imported here so that `netjac.optimize` alone loads no TensorFlow."""
+    from netjac.tensorflow import evaluator, parameters
+
+    if trainable is not None:
+        space = parameters(model, variables)
+        assert space.variables is not None
+        variables = [space.variables[i] for i in names.chosen(space, trainable)]
+    return evaluator(model, x, variables=variables, dtype=dtype)
