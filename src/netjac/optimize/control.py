@@ -119,9 +119,8 @@ class Region(Control):
         step: Vector | None = None
         for _ in range(self._TRIES):
             step = solve(damping)
-            if step is None:  # the matrix is singular to working precision: more damping
-                low = damping
-                damping = 10 * max(damping, state.floor)
+            if step is None:  # the matrix is singular to working precision: that much damping is the least
+                damping = floor = low = 10 * max(damping, state.floor)
                 continue
             length = float(np.linalg.norm(step / system.scale))
             inside = damping <= floor and length <= radius * (1 + self._TOLERANCE)

@@ -33,7 +33,12 @@ Matrix = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 _SAFE_CONDITION = 1e-15
-"""Reciprocal condition number of a Cholesky factor's matrix below which its solution is not used."""
+"""Reciprocal condition number of Jᵀ J + diag(w) below which the solution is not used: errors lie along directions that
+hardly change the residual, and the gain ratio has the last word."""
+
+_SAFE_GRAM_CONDITION = 1e-11
+"""The same for J diag(w)⁻¹ Jᵀ + 1, whose solution holds the part of r outside the range of J in full: multiplied by
+Jᵀ / w it should vanish, and leaves its rounding errors."""
 
 _CG_STEPS = 250
 
@@ -203,7 +208,7 @@ class GramSystem(System):
             q, r = q + self._ridge * shift, r + self._apply(shift)
         matrix = self._gram(inverse)
         matrix.flat[:: len(matrix) + 1] += 1.0
-        self._weights_inverse, self._factor = inverse, _cholesky(matrix)
+        self._weights_inverse, self._factor = inverse, _cholesky(matrix, _SAFE_GRAM_CONDITION)
         if self._factor is None:
             return None
         s = -inverse * (q + self._adjoint(_solve(self._factor, r - self._apply(inverse * q))))
@@ -326,13 +331,13 @@ def uniform(values: Vector) -> bool:
     return not len(values) or bool(values.min() == values.max())
 
 
-def _cholesky(matrix: Matrix) -> Matrix | None:
+def _cholesky(matrix: Matrix, safe: float = _SAFE_CONDITION) -> Matrix | None:
     """The factor of a positive definite matrix, which is overwritten; None where it cannot be trusted."""
     norm = lapack.dlange("1", matrix.T)
     if not np.isfinite(norm):
         return None
     factor, failed = lapack.dpotrf(matrix.T, lower=1, clean=0, overwrite_a=1)
-    return None if failed or lapack.dpocon(factor, norm, uplo="L")[0] < _SAFE_CONDITION else factor
+    return None if failed or lapack.dpocon(factor, norm, uplo="L")[0] < safe else factor
 
 
 def _solve(factor: Matrix, b: Vector) -> Vector:
