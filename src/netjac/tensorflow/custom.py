@@ -7,7 +7,7 @@ wherever the gradient is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -16,6 +16,7 @@ import tensorflow as tf
 from tensorflow.python.framework import ops
 
 from netjac.errors import ModelError
+from netjac.tensorflow.lifetime import Registered, forget_gradient, registered_gradient, registered_gradients
 
 GRADIENT = "_gradient_op_type"
 Node = Any
@@ -44,7 +45,21 @@ def own_gradients(graph: Any, operations: Sequence[Any] | None = None) -> dict[s
     return found
 
 
-def carry_over(nodes: dict[str, Node], gradients: Mapping[str, tuple[Sequence[str], Sequence[str | None]]]) -> None:
+def forget_own_gradients(operations: Sequence[Any], known: frozenset[str]) -> None:
+    """Take those gradients of the operations out of TensorFlow's table that are not among the names ``known``.
+
+    They hold on to the graph they were traced in, which is of no use once they are carried over.
+    """
+    if new := registered_gradients() - known:
+        for operation in operations:
+            name = operation.node_def.attr[GRADIENT].s.decode()
+            if name in new:
+                forget_gradient(name)
+
+
+def carry_over(
+    nodes: dict[str, Node], gradients: Mapping[str, tuple[Sequence[str], Sequence[str | None]]]
+) -> tuple[Registered, ...]:
     """Register each gradient anew, made of nodes alone, and take those nodes out of the graph.
 
     Parameters
@@ -53,7 +68,13 @@ def carry_over(nodes: dict[str, Node], gradients: Mapping[str, tuple[Sequence[st
         The graph, changed in place.
     gradients
         By node, the names of what comes in and of what goes out.
+
+    Returns
+    -------
+    tuple of Registered
+        To be held as long as the nodes may be differentiated.
     """
+    held = []
     moved: set[str] = set()
     for name, (incoming, outgoing) in gradients.items():
         if name not in nodes:
@@ -66,20 +87,25 @@ def carry_over(nodes: dict[str, Node], gradients: Mapping[str, tuple[Sequence[st
             for place, source in enumerate(node.input):
                 node.input[place] = _findable(nodes, source, moved)
         outgoing = [None if source is None else _findable(nodes, source, moved) for source in outgoing]
-        own = f"NetjacOwnGradient{next(_NUMBER)}"
-        nodes[name].attr[GRADIENT].s = own.encode()
-        _register(own, name, part, tuple(incoming), tuple(outgoing))
+        held.append(_registered(_inserted(name, part, tuple(incoming), tuple(outgoing))))
+        nodes[name].attr[GRADIENT].s = held[-1].name.encode()
     for name in moved:
         nodes.pop(name, None)
     for node in nodes.values():
         if GRADIENT in node.attr and node.name not in gradients:
-            own = f"NetjacOwnGradient{next(_NUMBER)}"
-            _register_guarded(own, node.attr[GRADIENT].s.decode(), node.name)
-            node.attr[GRADIENT].s = own.encode()
+            held.append(_registered(_guarded(node.attr[GRADIENT].s.decode(), node.name)))
+            node.attr[GRADIENT].s = held[-1].name.encode()
+    return tuple(held)
 
 
-def _register(own: str, name: str, part: Any, incoming: tuple[str, ...], outgoing: tuple[str | None, ...]) -> None:
-    """Register the gradient ``own`` of the node ``name``: insert ``part``, with the rest of the graph around it."""
+def _registered(gradient: Callable[..., Any]) -> Registered:
+    return registered_gradient(f"NetjacOwnGradient{next(_NUMBER)}", gradient)
+
+
+def _inserted(
+    name: str, part: Any, incoming: tuple[str, ...], outgoing: tuple[str | None, ...]
+) -> Callable[..., list[Any]]:
+    """The gradient of the node ``name``: insert ``part``, with the rest of the graph around it."""
     inside = {node.name for node in part.node}
     around = {source for node in part.node for source in node.input if _producer(source) not in inside}
     around |= {source for source in outgoing if source is not None and _producer(source) not in inside}
@@ -99,10 +125,10 @@ def _register(own: str, name: str, part: Any, incoming: tuple[str, ...], outgoin
         results = feeds | dict(zip(wanted, made, strict=True))
         return [None if source is None else results[source] for source in outgoing]
 
-    ops.RegisterGradient(own)(gradient)
+    return gradient
 
 
-def _register_guarded(own: str, original: str, name: str) -> None:
+def _guarded(original: str, name: str) -> Callable[..., Any]:
     """An own gradient out of reach, inside a nested function: usable only as far as it needs no tensor of its graph."""
 
     def gradient(operation: Any, *cotangents: Any) -> Any:
@@ -121,7 +147,7 @@ def _register_guarded(own: str, original: str, name: str) -> None:
             "where it cannot be carried over; leave out that tf.function."
         ) from reason
 
-    ops.RegisterGradient(own)(gradient)
+    return gradient
 
 
 def _within_reach(tensor: Any, graph: Any) -> bool:

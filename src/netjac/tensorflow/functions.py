@@ -11,9 +11,9 @@ from itertools import count
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager import context
 
 from netjac.errors import ModelError
+from netjac.tensorflow.lifetime import Registered, registered_function
 
 Node = Any
 _NUMBER = count()
@@ -135,13 +135,13 @@ def _by_value(name: str, position: int, variable: Any, functions: dict[str, Any]
     return str(definition.signature.name)
 
 
-def with_own_functions(definition: Any) -> Any:
-    """A copy of a GraphDef whose functions have names of their own.
+def with_own_functions(definition: Any) -> tuple[Any, tuple[Registered, ...]]:
+    """A copy of a GraphDef whose functions have names of their own, and these names, to be held as long as it may run.
 
     Differentiating a loop rewrites its bodies under names made from theirs; two graphs with the same names would clash.
     """
     if not definition.library.function:
-        return definition
+        return definition, ()
     number = next(_NUMBER)
     copy = type(definition)()
     copy.CopyFrom(definition)
@@ -149,9 +149,8 @@ def with_own_functions(definition: Any) -> Any:
     for function in copy.library.function:
         function.signature.name = names[function.signature.name]
         _rename(function.node_def, names)
-        context.context().add_function_def(function)  # a loop's bodies are looked up there when it runs
     _rename(copy.node, names)
-    return copy
+    return copy, tuple(map(registered_function, copy.library.function))  # where a loop looks when it runs
 
 
 def _rename(nodes: Iterable[Node], names: Mapping[str, str]) -> None:

@@ -12,7 +12,7 @@ A `Program` can then be inserted into any graph under construction, as often as 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
@@ -22,6 +22,7 @@ from netjac.errors import ModelError
 from netjac.tensorflow.custom import carry_over, own_gradients
 from netjac.tensorflow.functions import INPUT_TYPES, READS, pass_by_value, read_by_value, with_own_functions
 from netjac.tensorflow.grouped import split_grouped
+from netjac.tensorflow.lifetime import Registered, keep_with
 from netjac.tensorflow.precision import wide_tensor, widen
 
 CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
@@ -41,6 +42,8 @@ class Program:
         name may be absent from the graph (the variable does not reach the outputs).
     captured
         Other tensors the graph needs (non-trainable variables' handles, constants), by tensor name.
+    gradients
+        Names under which TensorFlow finds the gradients that operations bring along.
     """
 
     graph_def: Any
@@ -48,6 +51,7 @@ class Program:
     parameters: tuple[str, ...]
     outputs: tuple[str, ...]
     captured: Mapping[str, Any]
+    gradients: tuple[Registered, ...] = ()
 
     @property
     def has_control_flow(self) -> bool:
@@ -65,7 +69,7 @@ class Program:
         definition = type(self.graph_def)(versions=self.graph_def.versions, library=self.graph_def.library)
         definition.node.extend(kept.values())
         captured = {name: tensor for name, tensor in self.captured.items() if _producer(name) in kept}
-        return Program(definition, self.inputs, self.parameters, tuple(fetch), captured)
+        return replace(self, graph_def=definition, outputs=tuple(fetch), captured=captured)
 
     def insert(self, theta: Sequence[Any], x: Sequence[Any], fetch: Sequence[str]) -> list[Any]:
         """Put the graph into the one under construction, applied to ``theta`` and ``x``; tensors named in ``fetch``."""
@@ -78,7 +82,8 @@ class Program:
         }
         # A fetched name that is itself fed is not returned by the import: answer it here.
         wanted = [name for name in fetch if name not in feeds]
-        definition = with_own_functions(self.graph_def)
+        definition, functions = with_own_functions(self.graph_def)
+        keep_with(tf.compat.v1.get_default_graph(), functions + self.gradients)
         got = tf.graph_util.import_graph_def(definition, input_map=feeds, return_elements=wanted, name="netjac")
         found = dict(zip(wanted, got, strict=True))
         return [feeds[name] if name in feeds else found[name] for name in fetch]
@@ -135,7 +140,7 @@ def flatten(
     if wide:
         widen(kept, functions)
         captured = {name: wide_tensor(tensor) for name, tensor in captured.items()}
-    carry_over(kept, gradients)
+    registered = carry_over(kept, gradients)
     for node in kept.values():
         if any(_producer(source) in by_placeholder for source in node.input):
             raise ModelError(
@@ -153,6 +158,7 @@ def flatten(
         parameters,
         tuple(_tensor_name_of(name) for name in output_names),
         {name: tensor for name, tensor in captured.items() if name.partition(":")[0] in kept},
+        registered,
     )
 
 

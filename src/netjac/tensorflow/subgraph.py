@@ -18,6 +18,7 @@ import tensorflow as tf
 from netjac.errors import ModelError, ShapeError
 from netjac.spaces import OutputSpace, ParameterSpace, lay_out
 from netjac.tensorflow.custom import OwnGradient, carry_over, own_gradients
+from netjac.tensorflow.lifetime import keep_with
 from netjac.tensorflow.program import CALLS, flatten
 from netjac.tensorflow.trace import Signature, Trace
 
@@ -256,7 +257,7 @@ def _definition(
         )
         for name, gradient in own.items()
     }
-    carry_over(nodes, gradients)
+    keep_with(graph, carry_over(nodes, gradients))
     whole = graph.as_graph_def()
     definition = tf.compat.v1.GraphDef(versions=whole.versions, library=whole.library)
     definition.node.extend(nodes.values())

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from netjac.tensorflow.lifetime import adopt_functions
 from netjac.tensorflow.program import Program
 
 SMALL, LARGE = 2, 3  # the two numbers of samples
@@ -88,6 +89,7 @@ class Survey:
             return program.insert(arguments[:count], arguments[count:], program.outputs)
 
         self._wrapped = tf.compat.v1.wrap_function(run, list(specs))
+        adopt_functions(self._wrapped.graph)
         self._feeds = self._wrapped.inputs[: len(specs)]
         self.graph = self._wrapped.graph
         # Placeholders that were fed stay behind in the graph, unused.
@@ -107,6 +109,7 @@ class Survey:
         if not tensors:
             return [[] for _ in batches]
         pruned = self._wrapped.prune(self._feeds, list(tensors))
+        adopt_functions(pruned.graph)
         results = []
         for batch in batches:
             pairs = zip([*self._theta, *batch], self._feeds, strict=True)

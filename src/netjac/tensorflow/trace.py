@@ -13,6 +13,8 @@ import tensorflow as tf
 
 from netjac.errors import DataError, DtypeError, ModelError, NetjacError, ShapeError
 from netjac.spaces import OutputSpace, ParameterSpace, Segment, lay_out
+from netjac.tensorflow.custom import forget_own_gradients
+from netjac.tensorflow.lifetime import registered_gradients
 from netjac.tensorflow.precision import wide_segments, wide_type
 from netjac.tensorflow.program import Program, flatten
 from netjac.tensorflow.recurrent import unrolled
@@ -181,6 +183,7 @@ def trace(model: Any, signature: Signature, parameters: ParameterSpace, wide: bo
         return call(tf.nest.pack_sequence_as(signature.structure, list(leaves)))
 
     assert parameters.variables is not None
+    known = registered_gradients()
     with _TRACING, unrolled():
         try:
             concrete = _concrete(flat, specs)
@@ -194,7 +197,9 @@ def trace(model: Any, signature: Signature, parameters: ParameterSpace, wide: bo
             ) from error
     outputs, template = _outputs(concrete.structured_outputs)
     inputs = concrete.inputs[: len(specs)]
+    traced = concrete.graph.get_operations()
     program = flatten(concrete.graph, inputs, outputs, parameters.variables, wide)
+    forget_own_gradients(traced, known)
     rows = _output_space(concrete.structured_outputs, outputs, template)
     if wide:
         signature = replace(signature, dtypes=tuple(wide_type(name) for name in signature.dtypes))
