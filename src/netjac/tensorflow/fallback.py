@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from netjac.tensorflow.trace import Trace
+from netjac.tensorflow.vectorise import vectorized_map
 
 UNROLLED_ROWS = 16  # more rows than this are differentiated in a loop: unrolling them takes long to trace
 
@@ -63,7 +64,7 @@ def _each(function: Callable[[Any], list[Any]], items: Any, trace: Trace, wanted
     """``function`` of every item, stacked: vectorised where TensorFlow can."""
     if not trace.program.has_control_flow:  # TensorFlow's vectoriser stumbles over the derivatives of loops
         with suppress(ValueError, TypeError, NotImplementedError):  # and of some other operations
-            vectorised: list[Any] = tf.vectorized_map(function, items)
+            vectorised: list[Any] = vectorized_map(function, items)
             return vectorised
     looped: list[Any] = tf.map_fn(function, items, fn_output_signature=[w.dtype for w in wanted])
     return looped

@@ -18,6 +18,7 @@ from netjac.tensorflow.mixing import mixing_error, refuse_mixing
 from netjac.tensorflow.survey import LARGE, Survey
 from netjac.tensorflow.symbolic import sweeps
 from netjac.tensorflow.trace import Signature, Trace, argument_specs, flat_outputs, trace
+from netjac.tensorflow.vectorise import vectorized_map
 
 TILE = 2**22  # numbers of the matrix that are computed at a time
 
@@ -137,7 +138,7 @@ class CrossExtractor:
             return [tf.zeros_like(leaf) if d is None else tf.convert_to_tensor(d) for d, leaf in pairs]
 
         if self._vectorised:
-            rows: list[Any] = tf.vectorized_map(one, numbers)
+            rows: list[Any] = vectorized_map(one, numbers)
             return rows
         return [part[None] for part in one(numbers[0])]
 

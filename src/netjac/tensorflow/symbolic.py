@@ -19,6 +19,7 @@ from netjac.tensorflow.groups import Cotangent, Group
 from netjac.tensorflow.match import SAMPLES, Match, NormalForm, plain_name
 from netjac.tensorflow.rules import Axes
 from netjac.tensorflow.trace import Trace, flat_outputs
+from netjac.tensorflow.vectorise import vectorized_map
 from netjac.tensorflow.weights import Mix
 
 UNROLLED_OUTPUTS = 16  # more outputs than this are swept by one vectorised pass: unrolling them takes long to trace
@@ -283,7 +284,7 @@ def sweeps(
 def _over_outputs(one: Callable[[Any], list[Any]], size: int) -> list[Any]:
     """``one`` of every output, stacked: vectorised where TensorFlow can."""
     try:
-        vectorised: list[Any] = tf.vectorized_map(one, tf.range(size))
+        vectorised: list[Any] = vectorized_map(one, tf.range(size))
         return vectorised
     except (ValueError, TypeError, NotImplementedError):  # its vectoriser stumbles over some operations
         return [tf.stack(list(parts)) for parts in zip(*(one(j) for j in range(size)), strict=True)]
@@ -304,5 +305,5 @@ def seeded_sweeps(y: Any, seeds: Any, roots: Sequence[Any], sweep: Callable[[Seq
 
     if seeds.shape[0] == 1:
         return [part[:, None] for part in one(seeds[0])]
-    found = tf.vectorized_map(one, seeds)
+    found = vectorized_map(one, seeds)
     return [tf.transpose(part, [1, 0, *range(2, len(part.shape))]) for part in found]
