@@ -141,7 +141,7 @@ def _body(
 
     ``form`` says how a node's first output is referred to, from the names of the node and of that output.
     """
-    nodes = list(nodes)
+    nodes = [_complete(node) for node in nodes]
     consumed = {source for node in nodes for source in node.input}
     made: list[Node] = []
     renamed: dict[str, str] = {}
@@ -225,45 +225,44 @@ def _widened(node: Node) -> Node:
 
 
 def _batch_normalisation(node: Node, form: str) -> list[Node]:
-    """(x − mean) / √(variance + ε) · scale + offset, of the running or of the batch's own mean and variance."""
-    x, scale, offset, mean, variance = node.input[:5]
-    channels_first = node.attr["data_format"].s in (b"NCHW", b"NCDHW")
-    rank = 5 if node.attr["data_format"].s in (b"NDHWC", b"NCDHW") else 4
+    """(x − mean) / √(variance + ε) · scale + offset, of the mean and variance given or of the batch's own."""
+    training = node.attr["is_training"].b
+    layout = node.attr["data_format"].s
+    prefix = node.name + "/in_basic_operations"
     made: list[Node] = []
 
-    def add(name: str, op: str, *inputs: str, last: bool = False, **types: Any) -> str:
-        made.append(tf.compat.v1.NodeDef(name=node.name if last else f"{node.name}/{name}", op=op, input=inputs))
+    def add(op: str, name: str, *inputs: str, **types: Any) -> str:
+        made.append(tf.compat.v1.NodeDef(name=name, op=op, input=inputs))
         for attribute, kind in ({"T": tf.float64} | types).items():
             made[-1].attr[attribute].type = kind.as_datatype_enum
-        return form.format(made[-1].name, _outputs(op)[0])
+        return form.format(name, _outputs(op)[0])
 
     def constant(name: str, value: Any, kind: Any) -> str:
-        made.append(tf.compat.v1.NodeDef(name=f"{node.name}/{name}", op="Const"))
+        made.append(tf.compat.v1.NodeDef(name=f"{prefix}/{name}", op="Const"))
         made[-1].attr["dtype"].type = kind.as_datatype_enum
         made[-1].attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, kind))
         return form.format(made[-1].name, "output")
 
-    if node.attr["is_training"].b:
-        axes = constant("axes", [0, *(range(2, rank) if channels_first else range(1, rank - 1))], tf.int32)
-        mean = add("mean", "Mean", x, axes, Tidx=tf.int32)
+    def mean_of(name: str, values: str) -> str:
+        axes = [axis for axis, letter in enumerate(layout.decode()) if letter != "C"]
+        found = add("Mean", f"{prefix}/{name}", values, constant(name + "/axes", axes, tf.int32), Tidx=tf.int32)
         made[-1].attr["keep_dims"].b = True
-        variance = add("variance", "Mean", add("squares", "SquaredDifference", x, mean), axes, Tidx=tf.int32)
-        made[-1].attr["keep_dims"].b = True
-    if channels_first:
-        shape = constant("shape", [1, -1] + [1] * (rank - 2), tf.int32)
-        scale, offset = (
-            add(name, "Reshape", value, shape, Tshape=tf.int32)
-            for name, value in (("scale", scale), ("offset", offset))
-        )
-        if not node.attr["is_training"].b:
-            mean, variance = (
-                add(name, "Reshape", value, shape, Tshape=tf.int32)
-                for name, value in (("mean", mean), ("variance", variance))
-            )
+        return found
+
+    x = node.input[0]
+    names = ("scale", "offset") if training else ("scale", "offset", "mean", "variance")
+    parts = dict(zip(names, node.input[1:], strict=False))
+    if layout.startswith(b"NC"):
+        shape = constant("shape", [1, -1] + [1] * (len(layout) - 2), tf.int32)
+        for name, part in parts.items():
+            parts[name] = add("Reshape", f"{prefix}/{name}", part, shape, Tshape=tf.int32)
+    if training:
+        parts["mean"] = mean_of("mean", x)
+        parts["variance"] = mean_of("variance", add("SquaredDifference", f"{prefix}/squares", x, parts["mean"]))
     epsilon = constant("epsilon", node.attr["epsilon"].f, tf.float64)
-    inverse = add("inverse", "Rsqrt", add("positive", "AddV2", variance, epsilon))
-    normal = add("normal", "Mul", add("centred", "Sub", x, mean), inverse)
-    add("", "AddV2", add("scaled", "Mul", normal, scale), offset, last=True)
+    inverse = add("Rsqrt", f"{prefix}/inverse", add("AddV2", f"{prefix}/positive", parts["variance"], epsilon))
+    normal = add("Mul", f"{prefix}/normal", add("Sub", f"{prefix}/centred", x, parts["mean"]), inverse)
+    add("AddV2", node.name, add("Mul", f"{prefix}/scaled", normal, parts["scale"]), parts["offset"])
     return made
 
 
@@ -326,6 +325,16 @@ def _cast(name: str, source: str, before: int, after: int) -> Node:
 def _copy(node: Node) -> Node:
     copy = type(node)()
     copy.CopyFrom(node)
+    return copy
+
+
+def _complete(node: Node) -> Node:
+    """A copy of a node with all its attributes: those left at their defaults may be absent from a saved graph."""
+    copy = _copy(node)
+    definition = op_def_registry.get(node.op)
+    for attribute in definition.attr if definition is not None else ():
+        if attribute.name not in copy.attr and attribute.HasField("default_value"):
+            copy.attr[attribute.name].CopyFrom(attribute.default_value)
     return copy
 
 
