@@ -40,6 +40,10 @@ LAYOUTS = {
     "last axis, time-major": (
         lambda x: tf.transpose(tf.reshape(tf.transpose(x, [1, 0, 2]), [-1, 6]), name="here"), 1, SampleAxis(5, 1),
     ),
+    "padding first": (  # the first rows are the same for all samples
+        lambda x: tf.reshape(tf.transpose(tf.pad(x[:, :1], [[0, 0], [1, 0], [0, 0]]), [1, 0, 2]), [-1, 6], name="here"),
+        0, SampleAxis(2, 1),
+    ),
     "nothing changes": (lambda x: tf.reshape(0 * x, [-1, 6], name="here"), 0, SampleAxis(1, 5)),
 }  # fmt: skip
 
@@ -145,3 +149,14 @@ def test_samples_are_made_to_differ_in_their_own_domain(leaf: np.ndarray) -> Non
     elif leaf.dtype.kind == "i" and len(leaf):
         assert batch.min() >= 0
         assert batch.max() <= leaf.max()
+
+
+def test_padding_that_comes_first_in_blocks_of_samples() -> None:
+    """What a dilated convolution does: pixels go onto the samples' axis, and the first block is padding alone."""
+    k = tf.Variable(RNG.normal(size=(3, 2)), name="k")
+
+    def f(x: Any) -> Any:
+        rows = tf.space_to_batch_nd(x, [2], [[1, 0]]) @ k
+        return tf.batch_to_space(tf.sin(rows), [2], [[1, 0]])
+
+    check(f, RNG.normal(size=(3, 1, 3)), [k], random=False)

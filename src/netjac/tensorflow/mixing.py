@@ -52,7 +52,6 @@ def mixing_operation(survey: Survey, graph: Graph) -> Any | None:
     """The first operation whose output for one sample changes when another sample does, and its operands' do not."""
     operations = [survey.graph.get_operation_by_name(name) for name in graph.order]
     tensors = {t.name: t for op in operations for t in (*op.inputs, *op.outputs) if survey.known(t)}
-    survey.fetch(list(tensors.values()))
     before, after = survey.responses(list(tensors.values()))
     mixed = {
         tensor.name: _is_mixed(survey, tensor, before[j], [values[j] for values in after])

@@ -1,8 +1,9 @@
 """Small runs of a `Program` that tell what its graph alone does not: which axes hold the samples, and where.
 
 A tensor holds the samples on an axis whose size grows with n. Sizes at n = 2 and n = 3 tell the axis and its factor s
-(size = s·n); where s > 1, the entries that change when only the last sample changes tell how the samples lie within
-it: (n, s) sample-major, (s, n) time-major, or between.
+(size = s·n); where s > 1, the entries that change when one sample alone changes tell how the samples lie within it:
+(n, s) sample-major, (s, n) time-major, or between. Each sample is changed in its turn, for some of a sample's entries
+may never change (padding).
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class Survey:
         used = (op for op in self.graph.get_operations() if op.name.startswith(PREFIX) and op.type != "Placeholder")
         self._tensors = [t for op in used for t in op.outputs]
         self._sizes = self._measure([*self._tensors, *self._feeds])
-        self._values: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {}
+        self._values: dict[str, tuple[NDArray[Any], ...]] = {}
 
     @property
     def batch(self) -> list[Any]:
@@ -173,11 +174,11 @@ class Survey:
             return SampleAxis(1, 1)
         if tensor.name not in self._values:  # one run for all that will be asked about: each takes its time to start
             self.fetch([t for t in (*self._tensors, tensor) if t.name == tensor.name or self._is_folded(t)])
-        before, after = self.values(tensor)
-        changed = np.moveaxis(before != after, axis, 0).reshape(large, -1).any(axis=1)
+        before, *after = self.values(tensor)
+        changed = [np.moveaxis(before != a, axis, 0).reshape(large, -1).any(axis=1) for a in after]
         for outer in (d for d in range(1, factor + 1) if factor % d == 0):  # sample-major first
-            rest = changed.reshape(outer, LARGE, factor // outer)[:, :-1]
-            if not rest.any():
+            split = (c.reshape(outer, LARGE, factor // outer) for c in changed)
+            if not any(np.delete(c, i, axis=1).any() for i, c in enumerate(split)):
                 return SampleAxis(outer, factor // outer)
         return None
 
@@ -186,18 +187,19 @@ class Survey:
         axes = self.batched(tensor)
         return len(axes) == 1 and axes[0] >= 0 and (self.multiple(tensor, axes[0]) or 1) > 1
 
-    def values(self, tensor: Any) -> tuple[NDArray[Any], NDArray[Any]]:
-        """The tensor's values at three samples, before and after the last of them changed."""
+    def values(self, tensor: Any) -> tuple[NDArray[Any], ...]:
+        """The tensor's values at three samples, and with each of the three changed in its turn."""
         if tensor.name not in self._values:
             self.fetch([tensor])
         return self._values[tensor.name]
 
     def fetch(self, tensors: Sequence[Any]) -> None:
         """Have `values` ready for many tensors in one run."""
-        before, after = self._run(tensors, self._large, self._varied[-1])
-        self._values |= {t.name: pair for t, *pair in zip(tensors, before, after, strict=True)}
+        found = self._run(tensors, self._large, *self._varied)
+        self._values |= {t.name: values for t, *values in zip(tensors, *found, strict=True)}
 
     def responses(self, tensors: Sequence[Any]) -> tuple[list[NDArray[Any]], list[list[NDArray[Any]]]]:
-        """Values at three samples, and with each of the three changed in its turn."""
-        before, *after = self._run(tensors, self._large, *self._varied)
+        """`values` of many tensors, run anew: before, and for each changed sample."""
+        self.fetch(tensors)
+        before, *after = ([self._values[t.name][i] for t in tensors] for i in range(1 + LARGE))
         return before, after
