@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from layer_configurations import data
+from oracles import check
 
 from netjac.tensorflow.grouped import split_grouped
+
+L = keras.layers
 
 
 def graph_of(x: Any, k: Any, **options: Any) -> Any:
@@ -68,3 +73,36 @@ def test_a_graph_without_convolutions_is_the_same_object() -> None:
         tf.constant(1.0)
     definition = graph.as_graph_def()
     assert split_grouped(definition) is definition
+
+
+def test_behind_a_frozen_layer() -> None:
+    """The channels that come in are those of a variable that is read outside."""
+    layers = [L.EinsumDense("btd,dc->btc", (3, 4), trainable=False), L.Conv1D(6, 2, groups=2), L.Flatten(), L.Dense(2)]
+    check(keras.Sequential([keras.Input((3, 2)), *layers]), data(3, 2))
+
+
+@pytest.mark.parametrize("groups", [2, 4])
+def test_derivatives_with_respect_to_the_image(groups: int, rng: np.random.Generator) -> None:
+    sizes, k, d = (2, 5, 4, 4), rng.normal(size=(2, 3, 4 // groups, 8)), rng.normal(size=(2, 4, 2, 8))
+    with tf.Graph().as_default() as graph:
+        kernel = tf.compat.v1.placeholder(k.dtype, k.shape, name="k")
+        cotangents = tf.compat.v1.placeholder(d.dtype, (None, *d.shape[1:]), name="x")
+        options = {"input_sizes": sizes, "strides": [1] * 4, "padding": "VALID"}
+        tf.identity(tf.raw_ops.Conv2DBackpropInput(filter=kernel, out_backprop=cotangents, **options), name="y")
+    split = split_grouped(graph.as_graph_def())
+    assert [node.op for node in split.node if "Conv" in node.op] == ["Conv2DBackpropInput"] * groups
+    parts = zip(np.split(k, groups, -1), np.split(d, groups, -1), strict=True)
+    alone = [tf.nn.conv2d_transpose(b, a, (*sizes[:3], 4 // groups), 1, "VALID") for a, b in parts]
+    np.testing.assert_allclose(run(split, d, k), np.concatenate(alone, -1), atol=1e-12)
+
+
+def test_a_model_that_differentiates_itself() -> None:
+    net = keras.Sequential([keras.Input((4, 4)), L.Conv1D(4, 2, groups=2, activation="tanh"), L.Flatten(), L.Dense(1)])
+
+    def forces(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            energy = net(x)
+        return tape.gradient(energy, x)
+
+    check(forces, data(4, 4).astype("float32"), net.trainable_variables)

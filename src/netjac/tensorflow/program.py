@@ -152,12 +152,13 @@ def flatten(
         del flat.library.function[:]
         flat.library.function.extend(functions.values())
     flat.node.extend(kept.values())
+    outside = {name: tensor for name, tensor in captured.items() if name.partition(":")[0] in kept}
     return Program(
-        split_grouped(flat),
+        split_grouped(flat, outside),
         tuple(tensor.name for tensor in inputs),
         parameters,
         tuple(_tensor_name_of(name) for name in output_names),
-        {name: tensor for name, tensor in captured.items() if name.partition(":")[0] in kept},
+        outside,
         registered,
     )
 
