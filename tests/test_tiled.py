@@ -255,7 +255,7 @@ def test_nothing_larger_than_a_tile_is_computed(room: str, computed: list[tuple[
     J = nj.jacobian(network[0], network[1], memory=need)
     verbs = {
         "product": lambda: J @ np.ones(J.m, np.float32),
-        "adjoint": lambda: J.T @ np.ones(J.shape[0], np.float32),
+        "adjoint": lambda: J.T @ np.ones((J.shape[0], J.l), np.float32),
         "to_array": lambda: J.to_array("(l m) n"),
         "normal": lambda: J.normal(),
         "row_norms": lambda: J.row_norms(),
@@ -268,11 +268,25 @@ def test_nothing_larger_than_a_tile_is_computed(room: str, computed: list[tuple[
         assert all(n <= J.tile_shape[0] and rows <= J.tile_shape[1] for n, rows in computed)
         assert all(J.footprint.need(n, rows) <= need for n, rows in computed)
         computed.clear()
+    J.T @ np.ones((J.shape[0], 2), np.float32)
+    assert sum(n * rows for n, rows in computed) == J.n * 2  # one row a sample for each column, combined from all
+    assert all(J.footprint.combined(J.l).peak(n, rows) <= need for n, rows in computed)
+    computed.clear()
     J.gram()
     assert all(J.footprint.need(n, rows) <= need for n, rows in computed)
     computed.clear()
     J.gram(dtype="float64")
     assert all(J.footprint.widened().need(n, rows) <= need for n, rows in computed)
+
+
+def test_adjoint_products_keep_numbers_of_any_size() -> None:
+    """Combinations of outputs are computed in the network's single precision; the numbers may be double."""
+    J, held = tiled(NETWORKS["classifier"](), "outputs")
+    u = np.random.default_rng(0).normal(size=(J.shape[0], 3)) * [1e-60, 1.0, 1e60]
+    ours, expected = J.T @ u, held.T @ u
+    size = np.abs(expected).max(axis=0)
+    np.testing.assert_allclose(ours / size, expected / size, atol=1e-5)
+    assert not np.any(J.T @ np.zeros(J.shape[0]))
 
 
 def test_scaled_computes_as_many_rows_as_asked_for(computed: list[tuple[int, int]]) -> None:

@@ -195,8 +195,24 @@ class TiledJacobian(JacobianOperator):
             tile._add_product(v, out[samples, outputs])
 
     def _add_adjoint(self, u: NDArray[Any], out: NDArray[Any]) -> None:
+        if u.shape[2] < self.l:
+            self._add_combined(u, out)
+            return
         for samples, outputs, tile in self.tiles():
             tile._add_adjoint(u[samples, outputs], out)
+
+    def _add_combined(self, u: NDArray[Any], out: NDArray[Any]) -> None:
+        """The same by one backward pass for each of the q columns, instead of l: the columns are combinations of rows.
+
+        They are brought to a largest entry of 1, for the network may compute in a narrower type.
+        """
+        largest = np.abs(u).max(axis=(0, 1), initial=0)
+        size = np.where(largest > 0, largest, 1).astype(u.dtype)
+        for _, columns, tile in self.scaled((u / size).transpose(0, 2, 1)).tiles():
+            units = np.broadcast_to(np.eye(tile.l, dtype=tile.dtype), (tile.n, tile.l, tile.l))
+            part = np.zeros((self.m, tile.l), out.dtype)
+            tile._add_adjoint(units, part)
+            out[:, columns] += part * size[columns]
 
     # ---- parts of it
 

@@ -25,6 +25,12 @@ from netjac.tiled import TiledJacobian
 PROBE_BYTES = 256 << 20
 """Factors of the probe's few samples may take that much; the probe tiles more."""
 
+PROBE_OUTPUTS = 256
+"""With more outputs a sample the probe tiles as well: it looks at their combinations, and at few of them alone."""
+
+PROBE_TILE = 32
+"""Outputs of such a tile."""
+
 
 class Extractor:
     """Jacobians of one model for inputs of one signature, any number of samples.
@@ -128,10 +134,11 @@ class Extractor:
 
     def _probed(self, theta: NDArray[Any], x: Sequence[Any]) -> Jacobian | TiledJacobian:
         """What the probe looks at: tiled where the outputs are so many that even its few samples take much."""
-        budget = max(PROBE_BYTES, self._most_demanding.need(1, 1))
-        if self.footprint.peak(len(x[0]), self.output_space.size) <= budget:
+        l = self.output_space.size
+        if l <= PROBE_OUTPUTS and self.footprint.peak(len(x[0]), l) <= PROBE_BYTES:
             return self._jacobian(theta, x)
-        return self._tiled(theta, x, budget)
+        some = min(PROBE_BYTES, self.footprint.need(1, PROBE_TILE))
+        return self._tiled(theta, x, max(some, self._most_demanding.need(1, 1)))
 
     def _empty(self) -> Jacobian:
         rows = self.output_space.size

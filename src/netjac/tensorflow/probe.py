@@ -8,6 +8,9 @@ directions u and v:
 - for each sample, u · (J v)[i] against g · v, which a forward-mode product would have to equal. TensorFlow's own
   forward-mode products need second derivatives, which some operations lack and some get wrong; this needs none.
 
+Where there are very many outputs they enter as one combination u · y[i], with the factors of that, and one tile of
+outputs a sample, drawn at random, is looked at by itself in the same way.
+
 A wrong rule fails it, and so does every model that mixes samples. Then the forward pass is searched for the first
 operation through which one sample reaches another.
 """
@@ -28,6 +31,7 @@ from netjac.tensorflow.precision import rounded_to
 from netjac.tensorflow.program import Program
 from netjac.tensorflow.survey import LARGE, Survey
 from netjac.tensorflow.trace import Trace, flat_outputs, vector_specs, weights
+from netjac.tiled import TiledJacobian
 
 HALF = frozenset({tf.float16.as_datatype_enum, tf.bfloat16.as_datatype_enum})
 STATEFUL_RANDOM = frozenset(
@@ -139,7 +143,14 @@ def check(
         expected = [gradient(vector, survey.batch, seed) for seed in alone]
         if all(np.isfinite(g).all() for g in expected):
             break
-    wrong = _disagreement(trace, jacobian_at(vector, survey.batch), alone, v, expected)
+    jacobian = jacobian_at(vector, survey.batch)
+    wrong = _disagreement(trace, jacobian, alone, v, expected)
+    if isinstance(jacobian, TiledJacobian):
+        for samples, outputs in _one_tile_a_sample(jacobian, rng):
+            seed = np.zeros_like(u)
+            seed[samples, outputs] = u[samples, outputs]
+            part = [gradient(vector, survey.batch, seed)]
+            wrong |= _disagreement(trace, jacobian._tile(samples, outputs), [seed[samples, outputs]], v, part)
     if wrong and not all(np.isfinite(g).all() for g in expected):
         raise DataError(
             "at some of the samples the outputs or their derivatives are not finite, so that the factors cannot be "
@@ -154,13 +165,19 @@ def _disagreement(
 ) -> dict[str, float]:
     """Relative errors that are more than rounding, by variable, and of J v."""
     low, tolerance = precision(trace)
-    forward = np.asarray(jacobian @ v, np.float64).reshape(seeds[0].shape)
+    if isinstance(jacobian, TiledJacobian):  # one row a sample, of all outputs combined
+        rows = jacobian.scaled(np.sum(seeds, axis=0)[:, None])
+        factors = [seed.any(axis=1, keepdims=True).astype(float) for seed in seeds]
+    else:
+        rows, factors = jacobian, list(seeds)
+    forward = np.asarray(rows @ v, np.float64).reshape(factors[0].shape)
     every = np.asarray(jacobian.T @ np.stack([seed.reshape(-1) for seed in seeds], axis=1), np.float64)
     wrong: dict[str, float] = {}
-    for i, (seed, g, ours) in enumerate(zip(seeds, expected, every.T, strict=True)):
+    for factor, g, ours in zip(factors, expected, every.T, strict=True):
+        own = factor != 0
         with np.errstate(invalid="ignore", over="ignore"):
             whole, terms = np.linalg.norm(g), g * v
-            along = float(seed[i] @ forward[i]) - float(terms.sum())
+            along = float(factor[own] @ forward[own]) - float(terms.sum())
             spread = float(np.abs(terms).sum())
         for segment in trace.parameters.segments:
             error = relative_error(ours[segment.slice], g[segment.slice], whole, low)
@@ -169,6 +186,13 @@ def _disagreement(
         if np.isfinite(along) and abs(along) > tolerance * spread:
             wrong["J v"] = max(abs(along) / max(spread, np.finfo(np.float64).tiny), wrong.get("J v", 0.0))
     return wrong
+
+
+def _one_tile_a_sample(jacobian: TiledJacobian, rng: np.random.Generator) -> list[tuple[slice, slice]]:
+    """Samples and outputs of tiles drawn at random, one for each sample."""
+    grid = jacobian._grid()
+    own = [[tile for tile in grid if tile[0].start <= i < tile[0].stop] for i in range(jacobian.n)]
+    return [tiles[rng.integers(len(tiles))] for tiles in own]
 
 
 def precision(trace: Trace) -> tuple[float, float]:
