@@ -69,6 +69,7 @@ from importlib.metadata import PackageNotFoundError, version
 from netjac.api import input_jacobian, jacobian, jacobian_tensor, parameters
 from netjac.errors import (
     DataError,
+    DerivativeError,
     DtypeError,
     LayoutError,
     MemoryBudgetError,
@@ -83,7 +84,7 @@ from netjac.errors import (
     ShapeError,
 )
 from netjac.jacobian import Jacobian
-from netjac.optimize import LeastSquares, least_squares
+from netjac.optimize import LeastSquares, Objective, OutputConstraint, least_squares
 from netjac.sites import Coverage
 from netjac.spaces import OutputSpace, ParameterSpace
 from netjac.tiled import TiledJacobian
@@ -103,12 +104,15 @@ __all__ = [
     "Jacobian",
     "TiledJacobian",
     "LeastSquares",
+    "Objective",
+    "OutputConstraint",
     "least_squares",
     "ParameterSpace",
     "OutputSpace",
     "Coverage",
     "NetjacError",
     "DataError",
+    "DerivativeError",
     "DtypeError",
     "LayoutError",
     "MemoryBudgetError",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -18,6 +19,9 @@ from netjac.spaces import ParameterSpace
 FAILED = -4
 """Status of a fit that ended because the code from outside failed; SciPy's and ours for Ctrl-C are others."""
 
+FEASIBLE = 1e-6
+"""By how much a point may violate a constraint and still be the best one."""
+
 E = TypeVar("E", bound=Evaluated)
 
 
@@ -28,6 +32,7 @@ class Problem(ABC, Generic[E]):
         self._space, self._extra = space, extra
         self._bounds = names.bounds(space, bounds)
         self._limits = self._bounds  # those of the fit that is running
+        self._constraints: Sequence[Any] = ()  # of SciPy's kinds, of the fit that is running
         found = names.prior(space, prior)
         self._prior: Vector | None = None if found is None else found[0]
         self._mean: Vector = np.zeros(space.size) if found is None else found[1]
@@ -48,6 +53,12 @@ class Problem(ABC, Generic[E]):
     def parameters(self) -> ParameterSpace:
         """Names and shapes of the parameters, extra ones last; ``parameters.assign(theta)`` writes θ into the model."""
         return self._space
+
+    @property
+    def network_variables(self) -> tuple[Any, ...]:
+        """The live variables of the network among the parameters, which come first; extra ones are not."""
+        variables = self._space.variables or ()
+        return variables[: len(variables) - len(self._extra)]
 
     @property
     def x0(self) -> Vector:
@@ -105,7 +116,8 @@ class Problem(ABC, Generic[E]):
         return given
 
     def _allowed(self, theta: Vector) -> bool:
-        return bool(np.all((theta >= self._limits.lb) & (theta <= self._limits.ub)))
+        within = bool(np.all((theta >= self._limits.lb) & (theta <= self._limits.ub)))
+        return within and all(violation(constraint, theta) <= FEASIBLE for constraint in self._constraints)
 
     def _prior_residual(self, theta: Vector) -> Vector:
         """(θ − θ₀) / σ of the parameters that have a prior."""
@@ -131,6 +143,18 @@ class Problem(ABC, Generic[E]):
             message=f"The external code failed, and x is the best point before that. {type(error).__name__}: {error}",
             error=error,
         )
+
+
+def violation(constraint: Any, theta: Vector) -> float:
+    """By how much θ violates a constraint in any of SciPy's forms; 0 where it does not."""
+    if isinstance(constraint, Mapping):
+        value = np.atleast_1d(constraint["fun"](theta, *constraint.get("args", ())))
+        excess = np.abs(value) if constraint["type"] == "eq" else -value
+    else:
+        linear = isinstance(constraint, scipy.optimize.LinearConstraint)
+        value = np.atleast_1d(constraint.A @ theta if linear else constraint.fun(theta))
+        excess = np.maximum(constraint.lb - value, value - constraint.ub)
+    return float(np.max(excess, initial=0.0))
 
 
 def network_evaluator(model: Any, x: Any, variables: Any, trainable: Any, dtype: str | None) -> Evaluator:

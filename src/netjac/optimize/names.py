@@ -120,7 +120,7 @@ def bounds(space: ParameterSpace, given: Any) -> scipy.optimize.Bounds:
 
 def _flat(value: ArrayLike, size: int, which: str) -> NDArray[Any]:
     array = np.asarray(value, np.float64)
-    if array.shape not in ((), (size,)):
+    if array.shape not in ((), (1,), (size,)):
         raise ShapeError(f"the {which} bounds must be a number or have the shape ({size},), and have {array.shape}.")
     return array
 
