@@ -70,7 +70,8 @@ def _huge_pages() -> str:
     return chosen.group(1) if chosen else "unknown"
 
 
-def _commit() -> str:
+def commit() -> str:
+    """The commit, with "-dirty" where files differ from it."""
     try:
         command = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
@@ -86,7 +87,7 @@ def as_data(results: Results, settings: Settings, where: Machine) -> dict[str, A
             versions |= outcome.versions
     return {
         "date": date.today().isoformat(),
-        "commit": _commit(),
+        "commit": commit(),
         "machine": asdict(where),
         "versions": dict(sorted(versions.items())),
         "settings": {
@@ -139,7 +140,7 @@ def as_markdown(results: Results, data: dict[str, Any]) -> str:
         f"{settings['time cap of one call in seconds']:.0f} s. Load of the machine before the run: "
         f"{settings['load of the machine before']}.",
         "## Figures asked and reached\n\n"
-        + _table(
+        + table(
             ("what", "asked", "reached", "", "against"),
             [(f["what"], f["asked"], f["reached"], _VERDICT[f["met"]], f["against"]) for f in data["figures"]],
         ),
@@ -180,7 +181,7 @@ def case_table(outcomes: list[Outcome]) -> str:
     name = f"× {peer.contender.label}" if peer else "×"
     header = ("", "median ms", "best ms", name, "runs", "first ms", "value MB", "first peak MB", "peak MB", "error")
     note = "One contender after the other: side by side they would need too much memory.\n\n"
-    return (note if any(outcome.alone for outcome in outcomes) else "") + _table(header, rows)
+    return (note if any(outcome.alone for outcome in outcomes) else "") + table(header, rows)
 
 
 def _short(text: str) -> str:
@@ -195,7 +196,8 @@ def _megabytes(count: int | None) -> str:
     return "" if count is None else f"{count / 1e6:.1f}"
 
 
-def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """A Markdown table, its columns padded so that it reads as text too."""
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
     padded = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in [header, *rows]]
     lines = ["| " + " | ".join(row) + " |" for row in padded]
