@@ -24,11 +24,12 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from netjac.errors import DataError, ProbeError, RandomModelError
-from netjac.tensorflow.match import Graph
+from netjac.errors import DataError, ModelError, ProbeError, RandomModelError
+from netjac.tensorflow.match import Graph, plain_name
 from netjac.tensorflow.mixing import mixing_error, mixing_operation, refuse_mixing
 from netjac.tensorflow.precision import rounded_to
 from netjac.tensorflow.program import Program
+from netjac.tensorflow.refusals import PYTHON, behind
 from netjac.tensorflow.survey import LARGE, Survey
 from netjac.tensorflow.trace import Trace, flat_outputs, vector_specs, weights
 from netjac.tiled import TiledJacobian
@@ -83,6 +84,29 @@ def refuse_random(program: Program) -> None:
             )
 
 
+def refuse_python(survey: Survey, graph: Graph) -> None:
+    """Raise if the outputs depend on a weight through Python code: TensorFlow would take the derivative as zero.
+
+    Not where an operation with a gradient of its own (tf.custom_gradient) stands in between.
+    """
+    operations = [survey.graph.get_operation_by_name(name) for name in graph.order]
+    weights = {graph.parameter(i).op.name for i in range(len(survey.program.parameters))}
+    python = [op for op in operations if op.type in PYTHON and weights & {a.name for a in behind(op.inputs)}]
+    if not python:
+        return
+    outputs = [survey.graph.get_tensor_by_name(name) for name in sorted(graph.outputs)]
+    made = [[tensor for tensor in op.outputs if tensor.dtype.is_floating] for op in python]
+    with survey.graph.as_default():
+        slopes = [tf.gradients(outputs, tensors) if tensors else [] for tensors in made]
+    for operation, slope in zip(python, slopes, strict=True):
+        if any(d is not None for d in slope):
+            raise ModelError(
+                f"the operation {plain_name(operation.name)!r} ({operation.type}) is Python code "
+                f"({PYTHON[operation.type]}) that the outputs depend on weights through, and has no derivative here. "
+                "Write it with TensorFlow's operations, or give it its derivative with tf.custom_gradient."
+            )
+
+
 def moved(theta: Sequence[NDArray[Any]], rng: np.random.Generator) -> list[NDArray[Any]]:
     """Parameters near ``theta``, none of them zero; signs are kept, so that what must be positive stays so."""
     result = []
@@ -132,6 +156,7 @@ def check(
     jacobian_at: Callable[[NDArray[Any], Sequence[Any]], Any],
 ) -> None:
     """Raise unless the Jacobian that ``jacobian_at(theta, x)`` gives agrees with the ordinary derivative."""
+    refuse_python(survey, graph)
     refuse_mixing(survey, graph)
     rng = np.random.default_rng(20150)
     u = rng.uniform(0.5, 1.5, (LARGE, trace.output_space.size))

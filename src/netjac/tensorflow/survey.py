@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from netjac.errors import ModelError
 from netjac.tensorflow.lifetime import adopt_functions
 from netjac.tensorflow.program import Program
 
@@ -114,7 +115,15 @@ class Survey:
         results = []
         for batch in batches:
             pairs = zip([*self._theta, *batch], self._feeds, strict=True)
-            values = pruned(*(tf.convert_to_tensor(value, feed.dtype) for value, feed in pairs))
+            try:
+                values = pruned(*(tf.convert_to_tensor(value, feed.dtype) for value, feed in pairs))
+            except tf.errors.InvalidArgumentError as error:
+                reason = next((line for line in reversed(str(error).splitlines()) if line.strip()), "")
+                raise ModelError(
+                    f"the model cannot be run on {len(batch[0])} samples like those of x: {reason.strip()}\n"
+                    "Outputs must be there for any number of samples: a reshape to a fixed number of rows must say -1, "
+                    "and a model built with batch_size=... must be built without."
+                ) from error
             results.append([np.asarray(value) for value in values])
         return results
 

@@ -18,6 +18,7 @@ from netjac.tensorflow.lifetime import registered_gradients
 from netjac.tensorflow.precision import wide_segments, wide_type
 from netjac.tensorflow.program import Program, flatten
 from netjac.tensorflow.recurrent import unrolled
+from netjac.tensorflow.refusals import fixed_samples, refuse_output
 
 _TRACING = threading.RLock()  # a trace changes how Keras calls recurrent layers while it lasts
 
@@ -194,6 +195,7 @@ def trace(model: Any, signature: Signature, parameters: ParameterSpace, wide: bo
                 f"the model could not be traced for inputs {_describe(signature)}:\n{type(error).__name__}: {error}\n"
                 "Check that x has the shape and structure the model takes, and that it computes with TensorFlow's "
                 "operations throughout: .numpy() and NumPy's functions have no derivative here."
+                f"{fixed_samples(model)}"
             ) from error
     outputs, template = _outputs(concrete.structured_outputs)
     inputs = concrete.inputs[: len(specs)]
@@ -260,16 +262,8 @@ def _outputs(structured: Any) -> tuple[list[Any], Any]:
             raise DtypeError(
                 f"the output {tensor.name!r} has dtype {tensor.dtype.name}; derivatives need floating-point outputs."
             )
-        if tensor.shape.rank is None or tensor.shape.rank == 0:
-            raise ShapeError(
-                "the model returns a scalar, not one value per sample; return outputs of shape (n, ...), "
-                "before any mean or sum over the samples."
-            )
-        if tensor.shape[0] is not None or any(d is None for d in tensor.shape[1:]):
-            raise ShapeError(
-                f"an output has shape {tuple(tensor.shape)}; expected (n, ...) with n the number of samples and "
-                "all other sizes known."
-            )
+        if not tensor.shape.rank or tensor.shape[0] is not None or any(d is None for d in tensor.shape[1:]):
+            refuse_output(tensor)
     return outputs, tf.nest.pack_sequence_as(structured, list(range(len(outputs))))
 
 
