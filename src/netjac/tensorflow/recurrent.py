@@ -7,17 +7,16 @@ is each call: layers may stand in a model, in a plain function or behind an attr
 from __future__ import annotations
 
 import inspect
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from netjac.errors import ModelError
+from netjac.tensorflow.layers import packages
 
 UNROLLED = {"unroll": True, "_could_use_gpu_kernel": False}
 """Attributes of a layer that is unrolled; the second is legacy Keras's, which looks at it first."""
@@ -45,8 +44,7 @@ def unrolled() -> Iterator[None]:
 
 def _recurrent_classes() -> list[Any]:
     """Recurrent layers of Keras and of legacy Keras, and all that derive from them."""
-    legacy = sys.modules.get("tf_keras")
-    found = [keras.layers.RNN] if legacy is None else [keras.layers.RNN, legacy.layers.RNN]
+    found = [package.layers.RNN for package in packages()]
     for kind in found:
         found += [derived for derived in kind.__subclasses__() if derived not in found]
     return found

@@ -14,6 +14,7 @@ import tensorflow as tf
 from netjac.errors import DataError, DtypeError, ModelError, NetjacError, ShapeError
 from netjac.spaces import OutputSpace, ParameterSpace, Segment, lay_out
 from netjac.tensorflow.custom import forget_own_gradients
+from netjac.tensorflow.layers import inference, is_built, is_layer, is_model
 from netjac.tensorflow.lifetime import registered_gradients
 from netjac.tensorflow.precision import wide_segments, wide_type
 from netjac.tensorflow.program import Program, flatten
@@ -95,14 +96,14 @@ class Trace:
 def trainable(model: Any, variables: Sequence[Any] | None) -> list[tuple[str, Any]]:
     """(name, tf.Variable) of what to differentiate with respect to; errors if there is nothing."""
     if variables is None:
+        if is_layer(model) and not is_built(model):
+            raise ModelError(
+                f"the model {model.name!r} was never built; call model.build(input_shape) or model(x) first."
+            )
         variables = getattr(model, "trainable_variables", None)
         if variables is None:
             raise ModelError(
                 f"a plain {type(model).__name__} does not say which variables it trains; write variables=[w, b, ...]."
-            )
-        if isinstance(model, keras.layers.Layer) and not _built(model):
-            raise ModelError(
-                f"the model {model.name!r} was never built; call model.build(input_shape) or model(x) first."
             )
     if isinstance(variables, (tf.Variable, keras.Variable)):
         variables = [variables]
@@ -115,15 +116,11 @@ def trainable(model: Any, variables: Sequence[Any] | None) -> list[tuple[str, An
         raise ModelError("there are no trainable variables; set layer.trainable = True, or give variables=[...].")
     if len({id(v) for _, v in named}) != len(named):
         raise ModelError("a variable is listed twice in variables=[...].")
-    common = named[0][0].partition("/")[0] + "/" if isinstance(model, keras.Model) else ""
+    common = named[0][0].partition("/")[0] + "/" if is_model(model) else ""
     if common and all(name.startswith(common) for name, _ in named) and common == model.name + "/":
         named = [(name.removeprefix(common), variable) for name, variable in named]
     paths = _module_paths(model)
     return [(paths.get(id(variable), name), variable) for name, variable in named]
-
-
-def _built(model: Any) -> bool:
-    return bool(model.built) and all(layer.built for layer in model._flatten_layers(include_self=False))
 
 
 def _name(variable: Any) -> str:
@@ -145,7 +142,7 @@ def _resource(variable: Any) -> Any:
 
 def _module_paths(model: Any) -> dict[int, str]:
     """For a plain tf.Module, whose variables are often all called 'Variable': attribute paths such as 'layers.0.w'."""
-    if not isinstance(model, tf.Module) or isinstance(model, keras.layers.Layer):
+    if not isinstance(model, tf.Module) or is_layer(model):
         return {}
     found = model._flatten(predicate=lambda value: isinstance(value, tf.Variable), with_path=True)
     return {id(variable): ".".join(str(part) for part in path) for path, variable in found}
@@ -220,8 +217,8 @@ def _concrete(function: Callable[..., Any], specs: Sequence[Any]) -> Any:
 
 def caller(model: Any) -> Callable[[Any], Any]:
     """How to call ``model`` on x: Keras layers with training=False, anything else as it is."""
-    if isinstance(model, keras.layers.Layer):
-        return lambda x: model(x, training=False)
+    if is_layer(model):
+        return lambda x: model(x, **inference(model))
     if not callable(model):
         raise ModelError(
             f"expected a Keras model, a layer, a tf.Module or a function, and got a {type(model).__name__}."
@@ -231,7 +228,7 @@ def caller(model: Any) -> Callable[[Any], Any]:
 
 def _check_inputs(model: Any, signature: Signature) -> None:
     """Feature counts that a Keras model states, before any work."""
-    if not isinstance(model, keras.Model) or not getattr(model, "inputs", None):
+    if not is_model(model) or not getattr(model, "inputs", None):
         return
     if len(model.inputs) != len(signature.shapes):
         raise ShapeError(f"the model takes {len(model.inputs)} inputs, and x holds {len(signature.shapes)} arrays.")
