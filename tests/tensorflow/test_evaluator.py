@@ -262,6 +262,34 @@ def test_two_threads_on_one_model() -> None:
     assert model.traces <= 2
 
 
+@pytest.mark.parametrize("autograph", [True, False])
+def test_inside_a_tf_function_the_error_names_what_works_there(autograph: bool) -> None:
+    model = small()
+
+    def inside(call: Any, x: Any = X) -> Any:
+        return tf.function(lambda x: call(x), autograph=autograph)(x)
+
+    for call in (
+        lambda x: nj.jacobian(model, x),
+        lambda x: nj.jacobian(model, X).to_array(),  # it would be a constant of the graph
+        lambda x: nj.LeastSquares(model, x, np.zeros((6, 2))).x0,
+    ):
+        with pytest.raises(nj.ModelError, match=r"^netjac\.jacobian .* inside a tf\.function.*netjac\.jacobian_tensor"):
+            inside(call)
+    with pytest.raises(nj.ModelError, match=r"^netjac\.input_jacobian .* inside a tf\.function.*batch_jacobian"):
+        inside(lambda x: nj.input_jacobian(model, x))
+    with (
+        tf.Graph().as_default(),
+        pytest.raises(nj.ModelError, match=r"inside a graph of tf\.compat\.v1.*netjac\.tensorflow\.graph\.jacobian"),
+    ):
+        nj.jacobian(model, X)
+    assert inside(lambda x: tf.py_function(lambda x: nj.jacobian(model, x).to_array(), [x], "float32")).shape == (
+        12,
+        23,
+    )
+    assert inside(lambda x: nj.jacobian_tensor(model, x)).shape == (12, 23)
+
+
 def test_evaluator_knows_its_sizes() -> None:
     model = small()
     evaluate = evaluator(model, X)

@@ -107,6 +107,7 @@ def evaluator(model: Any, x: Any, variables: Sequence[Any] | None = None, *, dty
         theta = network.parameters.ravel()  # float64
         J = network.evaluate(theta + 1e-9)  # a step that float32 would lose
     """
+    _refuse_graphs("jacobian", "use netjac.jacobian_tensor(model, x), a tensor that can be differentiated again")
     extractor, leaves, _ = _extractor(model, x, variables, requested(dtype))
     return Evaluator(extractor, leaves)
 
@@ -137,6 +138,21 @@ def _extractor(
     return _keep(model, key, make), leaves, key
 
 
+def _refuse_graphs(name: str, instead: str) -> None:
+    """Say what to call instead where a graph is under construction, and nothing has a value."""
+    if tf.executing_eagerly():
+        return
+    where = "a tf.function"
+    if not tf.compat.v1.get_default_graph().building_function:
+        where, instead = "a graph of tf.compat.v1", "use netjac.tensorflow.graph.jacobian(ys, xs)"
+    error = ModelError(
+        f"netjac.{name} computes numbers, and was called inside {where}, where nothing has a value yet. "
+        f"Call it outside; or, inside, {instead}."
+    )
+    error.ag_pass_through = True  # type: ignore[attr-defined]  # AutoGraph then leaves the error as it is
+    raise error
+
+
 def jacobian(
     model: Any, x: Any, variables: Sequence[Any] | None = None, memory: float | str | None = None, *, dtype: Any = None
 ) -> Jacobian | TiledJacobian:
@@ -146,6 +162,7 @@ def jacobian(
 
 def input_jacobian(model: Any, x: Any, across_samples: bool = False) -> Any:
     """See `netjac.input_jacobian`."""
+    _refuse_graphs("input_jacobian", "use TensorFlow's own tape.batch_jacobian(y, x)")
     variables = getattr(model, "trainable_variables", None)
     signature, leaves = signature_of(x, floating_type(parameter_space(model)) if variables else None)
 
