@@ -60,7 +60,8 @@ def jacobian(
     ------
     ModelError
         The model is not built, has nothing to train, has outputs that are not floating, cannot be traced, or uses an
-        operation that TensorFlow cannot compute in ``dtype``.
+        operation that TensorFlow cannot compute in ``dtype``; its outputs use a value that it assigns to a variable
+        on the way; or this was called inside a ``tf.function`` (see `jacobian_tensor`).
     ShapeError, DtypeError, DataError
         The inputs do not fit the model, or hold values that are not finite; ``dtype`` is another type.
     SampleMixingError
@@ -73,6 +74,11 @@ def jacobian(
         ``memory`` is too little for one output of one sample; the message states the least that works.
     ImportError
         TensorFlow is not installed.
+
+    Notes
+    -----
+    The model's variables are left as they are. What its call assigns to variables (a step counter, running
+    statistics) is not carried out; ``J.coverage.notes`` lists such assignments.
 
     Examples
     --------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -52,6 +52,8 @@ def assemble(traced: Trace, theta: Sequence[NDArray[Any]], leaves: Sequence[Any]
         for edge in [next(e for e in unmatched if e.variable == position)]
     ]
     coverage = _coverage(traced.parameters, graph, groups, reached, unmatched)
+    dropped = (f"the assignment to {name!r} in the model's call is not carried out" for name in traced.program.assigned)
+    coverage = replace(coverage, notes=(*coverage.notes, *dropped))
     return Assembly(tuple(g for g in groups if g in reached), tuple(fallbacks), coverage, survey, graph)
 
 

@@ -30,6 +30,7 @@ INPUT_TYPES = {
 }
 
 READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd"})
+CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 LOOPS = frozenset({"While", "StatelessWhile"})
 
 

@@ -19,13 +19,13 @@ import tensorflow as tf
 from tensorflow.python.framework.function_def_to_graph import function_def_to_graph_def
 
 from netjac.errors import ModelError
+from netjac.tensorflow.assignments import assignments
 from netjac.tensorflow.custom import carry_over, own_gradients
-from netjac.tensorflow.functions import INPUT_TYPES, READS, pass_by_value, read_by_value, with_own_functions
+from netjac.tensorflow.functions import CALLS, INPUT_TYPES, READS, pass_by_value, read_by_value, with_own_functions
 from netjac.tensorflow.grouped import split_grouped
 from netjac.tensorflow.lifetime import Registered, keep_with
 from netjac.tensorflow.precision import wide_tensor, widen
 
-CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 Node = Any  # a NodeDef
 
 
@@ -44,6 +44,8 @@ class Program:
         Other tensors the graph needs (non-trainable variables' handles, constants), by tensor name.
     gradients
         Names under which TensorFlow finds the gradients that operations bring along.
+    assigned
+        Variables that the model's call assigns to; the program does not.
     """
 
     graph_def: Any
@@ -52,6 +54,7 @@ class Program:
     outputs: tuple[str, ...]
     captured: Mapping[str, Any]
     gradients: tuple[Registered, ...] = ()
+    assigned: tuple[str, ...] = ()
 
     @property
     def has_control_flow(self) -> bool:
@@ -114,6 +117,8 @@ def flatten(
     own = own_gradients(graph)
     definition = graph.as_graph_def()
     functions = {f.signature.name: f for f in definition.library.function}
+    names = _variable_names(graph)
+    assigning = assignments(definition.node, functions, names)
     nodes, aliases = _inline({node.name: node for node in definition.node}, functions)
     handles = {id(variable.handle): i for i, variable in enumerate(variables)}
     parameters = tuple(f"netjac_parameter_{i}:0" for i in range(len(variables)))
@@ -137,6 +142,7 @@ def flatten(
     kept = _ancestors(nodes, output_names)
     gradients = {name: gradient for name, gradient in gradients.items() if name in kept}
     kept = _ancestors(nodes, [*output_names, *(t for _, made in gradients.values() for t in made if t is not None)])
+    assigning.check(kept, names)
     if wide:
         widen(kept, functions)
         captured = {name: wide_tensor(tensor) for name, tensor in captured.items()}
@@ -160,7 +166,18 @@ def flatten(
         tuple(_tensor_name_of(name) for name in output_names),
         outside,
         registered,
+        tuple(names[placeholder] for placeholder in assigning.variables),
     )
+
+
+def _variable_names(graph: Any) -> dict[str, str]:
+    """Names of the variables whose handles a FuncGraph captures, by the placeholder that stands for the handle."""
+    names = {id(variable.handle): variable.name.partition(":")[0] for variable in graph.variables}
+    return {
+        internal.op.name: names.get(id(external), internal.op.name)
+        for external, internal in graph.captures
+        if internal.dtype == tf.resource
+    }
 
 
 def _inline(nodes: dict[str, Node], functions: Mapping[str, Any]) -> tuple[dict[str, Node], dict[str, str]]:

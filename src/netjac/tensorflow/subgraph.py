@@ -18,8 +18,9 @@ import tensorflow as tf
 from netjac.errors import ModelError, ShapeError
 from netjac.spaces import OutputSpace, ParameterSpace, lay_out
 from netjac.tensorflow.custom import OwnGradient, carry_over, own_gradients
+from netjac.tensorflow.functions import CALLS
 from netjac.tensorflow.lifetime import keep_with
-from netjac.tensorflow.program import CALLS, flatten
+from netjac.tensorflow.program import flatten
 from netjac.tensorflow.trace import Signature, Trace
 
 PLACEHOLDERS = frozenset({"Placeholder", "PlaceholderV2", "PlaceholderWithDefault"})
