@@ -62,6 +62,7 @@ Examples
 
     problem = nj.LeastSquares(model, x, y)
     scipy.optimize.least_squares(problem.fun, problem.x0, problem.jac)
+    print(nj.uncertainty(problem).summary())  # standard errors by name
 """
 
 from importlib.metadata import PackageNotFoundError, version
@@ -88,6 +89,7 @@ from netjac.optimize import LeastSquares, Objective, OutputConstraint, least_squ
 from netjac.sites import Coverage
 from netjac.spaces import OutputSpace, ParameterSpace
 from netjac.tiled import TiledJacobian
+from netjac.uncertainty import uncertainty
 
 try:
     __version__ = version("netjac")
@@ -107,6 +109,7 @@ __all__ = [
     "Objective",
     "OutputConstraint",
     "least_squares",
+    "uncertainty",
     "ParameterSpace",
     "OutputSpace",
     "Coverage",
