@@ -8,15 +8,18 @@ from typing import Any, final
 import numpy as np
 import scipy.optimize
 from numpy.typing import ArrayLike, NDArray
+from scipy.sparse.linalg import LinearOperator
 
-from netjac.errors import DataError, ShapeError
+from netjac.errors import DataError, ModelError, ShapeError
 from netjac.optimize import options, targets
 from netjac.optimize.base import Problem, network_evaluator
 from netjac.optimize.evaluations import EvaluatedJacobian
 from netjac.optimize.losses import Vector
+from netjac.optimize.options import OptionError
 from netjac.spaces import OutputSpace
 
 OF = ("outputs", "input_jacobian")
+CURVATURES = ("quasi-newton", "exact")
 
 
 @final
@@ -42,6 +45,9 @@ class OutputConstraint(scipy.optimize.NonlinearConstraint):
         Whose θ the constraint is a function of. By default θ holds the model's trainable variables, or ``variables``.
     variables
         The parameters, for a model that is a plain callable.
+    curvature : {"quasi-newton", "exact"}
+        Second derivatives for trust-constr, the one method that wants them: SciPy's BFGS, or TensorFlow's own through
+        products. SLSQP warns of "exact", which it cannot use.
     dtype
         As for `netjac.LeastSquares`.
 
@@ -86,14 +92,19 @@ class OutputConstraint(scipy.optimize.NonlinearConstraint):
         of: str = "outputs",
         problem: Problem[Any] | None = None,
         variables: Any = None,
+        curvature: str = "quasi-newton",
         dtype: str | None = "float64",
     ) -> None:
         options.one_of("of", of, OF)
+        options.one_of("curvature", curvature, CURVATURES)
         self._size: int | None = None  # M, where extra parameters of the problem make it larger than the network's
         if problem is not None:
+            if not isinstance(problem, Problem):
+                raise OptionError(f"problem must be a LeastSquares or Objective, and is a {type(problem).__name__}.")
             self._size = problem.parameters.size
             variables = problem.network_variables
         if of == "input_jacobian":
+            _check_one_input(x_c)
             model, variables = _slopes(model, variables)
         self._evaluator = network_evaluator(model, x_c, variables, None, dtype)
         self._m = self._evaluator.parameters.size
@@ -109,7 +120,8 @@ class OutputConstraint(scipy.optimize.NonlinearConstraint):
         self._rows = np.flatnonzero(np.isfinite(lb) | np.isfinite(ub))
         if not self._rows.size:
             raise DataError("nothing is limited: give lower or upper.")
-        super().__init__(self._values, lb[self._rows], ub[self._rows], jac=self._derivative)
+        hess = self._curvature if curvature == "exact" else None
+        super().__init__(self._values, lb[self._rows], ub[self._rows], jac=self._derivative, hess=hess)
 
     def _at(self, theta: ArrayLike) -> EvaluatedJacobian:
         vector = np.asarray(theta, np.float64)
@@ -127,6 +139,23 @@ class OutputConstraint(scipy.optimize.NonlinearConstraint):
     def _derivative(self, theta: ArrayLike) -> NDArray[np.float64]:
         J = self._at(theta).to_array("(n l) m", dtype=np.float64)[self._rows]
         return J if self._size is None else np.pad(J, ((0, 0), (0, self._size - self._m)))
+
+    def _curvature(self, theta: ArrayLike, v: ArrayLike) -> LinearOperator:
+        at = np.array(theta, np.float64)
+        u = np.zeros(self._at(at).y.shape)
+        u.reshape(-1)[self._rows] = v
+        padding = at.size - self._m
+
+        def product(p: NDArray[Any]) -> Vector:
+            found = self._evaluator.second_product(at[: self._m], u, p.reshape(-1)[: self._m])
+            return np.pad(found, (0, padding))
+
+        return LinearOperator((at.size, at.size), matvec=product, rmatvec=product, dtype=np.float64)
+
+
+def _check_one_input(x: Any) -> None:
+    if isinstance(x, Mapping) or sum(1 for _ in targets.leaves(x)) != 1:
+        raise ModelError("of='input_jacobian' takes a model of one input: wrap the others into a function of that one.")
 
 
 def _slopes(model: Any, variables: Any) -> tuple[Any, Any]:

@@ -34,6 +34,9 @@ class Answer(Protocol):
     def change(self, along: NDArray[Any], extra: Vector) -> Vector:
         """Derivative of the values (d,) along a direction (n, l) of the outputs and (p,) of the extra parameters."""
 
+    def adjoint(self, rows: Vector) -> tuple[NDArray[Any], Vector]:
+        """Combination of rows (d,) of the derivative: with respect to the outputs (n, l) and extra parameters (p,)."""
+
     def spread(self, along: NDArray[Any], extra: Vector) -> Vector:
         """How large that derivative would be if its terms did not cancel (d,)."""
 
@@ -110,9 +113,11 @@ class External(Generic[A]):
     def _compare(self, y: NDArray[Any], extra: Vector, answer: A) -> None:
         rng = np.random.default_rng(0)
         still, fixed = np.zeros_like(y, np.float64), np.zeros_like(extra)
-        self._compare_along(y, extra, answer, (_direction(y, rng), fixed), "the outputs")
+        # Along its own signs a derivative cannot cancel, so what is wrong with it shows.
+        slopes = answer.adjoint(rng.normal(size=answer.values.size))
+        self._compare_along(y, extra, answer, (_direction(y, slopes[0], rng), fixed), "the outputs")
         if extra.size:
-            along = _direction(extra[:, None], rng)[:, 0]
+            along = _direction(extra[:, None], slopes[1][:, None], rng)[:, 0]
             self._compare_along(y, extra, answer, (still, along), "the extra parameters")
 
     def _compare_along(
@@ -153,12 +158,13 @@ class External(Generic[A]):
         return values if np.all(np.isfinite(values)) else None
 
 
-def _direction(at: NDArray[Any], rng: np.random.Generator) -> NDArray[np.float64]:
-    """A random direction of the size of the columns of ``at``; of 1 where they are zero."""
+def _direction(at: NDArray[Any], slopes: NDArray[Any], rng: np.random.Generator) -> NDArray[np.float64]:
+    """Random, with the signs of the slopes, and the size of the columns of ``at``, or of 1 where they are zero."""
     overall = float(np.abs(at).max(initial=0.0)) or 1.0
     column = np.abs(at).max(axis=0, initial=0.0)
     scale = np.where(column > 1e-6 * overall, column, overall)
-    return rng.choice([-1.0, 1.0], at.shape) * rng.uniform(0.5, 1.5, at.shape) * scale
+    signs = np.where(slopes == 0, rng.choice([-1.0, 1.0], at.shape), np.sign(slopes))
+    return signs * rng.uniform(0.5, 1.5, at.shape) * scale
 
 
 # ---------------------------------------------------------------- residuals
@@ -178,16 +184,25 @@ class ResidualAnswer:
         Array, sparse matrix or LinearOperator, where rows depend on all samples.
     extra : (d, p)
         Derivative with respect to the extra parameters.
+    shape
+        (n, l) of the outputs.
     """
 
     values: Vector
     blocks: NDArray[np.float64] | None
     coupling: Any
     extra: NDArray[np.float64]
+    shape: tuple[int, int]
 
     def change(self, along: NDArray[Any], extra: Vector) -> Vector:
         """See `Answer`."""
         return self._apply(self.blocks, self.coupling, self.extra, along, extra)
+
+    def adjoint(self, rows: Vector) -> tuple[NDArray[Any], Vector]:
+        """See `Answer`."""
+        if self.blocks is not None:
+            return np.einsum("nql,nq->nl", self.blocks, rows.reshape(self.blocks.shape[:2])), self.extra.T @ rows
+        return np.asarray(self.coupling.T @ rows).reshape(self.shape), self.extra.T @ rows
 
     def spread(self, along: NDArray[Any], extra: Vector) -> Vector:
         """See `Answer`."""
@@ -215,7 +230,7 @@ def read_residual(raw: Any, shape: tuple[int, int], extra: ParameterSpace) -> Re
     r = _real(parts[0], "the residual r")
     blocks, coupling = _residual_derivative(parts[1], r.shape, r.size, *shape)
     by_extra = _extra_derivative(parts[2], r.shape, r.size, extra) if len(extra) else np.zeros((r.size, 0))
-    return ResidualAnswer(r.reshape(-1), blocks, coupling, by_extra)
+    return ResidualAnswer(r.reshape(-1), blocks, coupling, by_extra, shape)
 
 
 def _residual_derivative(dr: Any, shape: tuple[int, ...], d: int, n: int, l: int) -> tuple[Any, Any]:
@@ -288,6 +303,10 @@ class ObjectiveAnswer:
         """See `Answer`."""
         return np.array([np.vdot(self.gradient, along) + self.extra @ extra])
 
+    def adjoint(self, rows: Vector) -> tuple[NDArray[Any], Vector]:
+        """See `Answer`."""
+        return rows[0] * self.gradient, rows[0] * self.extra
+
     def spread(self, along: NDArray[Any], extra: Vector) -> Vector:
         """See `Answer`."""
         return np.sqrt(np.array([np.vdot(self.gradient**2, along**2) + self.extra**2 @ extra**2]))
@@ -331,13 +350,22 @@ def _curvature(given: Any, n: int, l: int) -> Any:
     if not sparse and not isinstance(given, LinearOperator):
         given = _real(given, "the curvature")
         if given.shape == (n, l, l):
-            return given
+            return _symmetric(given)
     if given.shape != (n * l, n * l):
         raise ShapeError(
             f"the curvature must have the shape ({n}, {l}, {l}), blocks that belong to one sample each, or "
             f"({n * l}, {n * l}), and has {given.shape}."
         )
+    if isinstance(given, np.ndarray):
+        return _symmetric(given)
     return given.tocsr().astype(np.float64) if sparse else given
+
+
+def _symmetric(given: NDArray[np.float64]) -> NDArray[np.float64]:
+    turned = np.swapaxes(given, -1, -2)
+    if np.any(np.abs(given - turned) > 1e-8 * np.abs(given).max(initial=0.0)):
+        raise DataError("the curvature must be symmetric, as second derivatives are.")
+    return 0.5 * (given + turned)
 
 
 # ---------------------------------------------------------------- arrays from outside

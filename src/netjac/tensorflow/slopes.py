@@ -27,9 +27,7 @@ class InputSlopes:
         with tf.GradientTape(persistent=True) as tape:
             tape.watch(x)
             outputs = tf.nest.flatten(self._call(x))
-            columns = [
-                column for y in outputs for column in tf.unstack(tf.reshape(y, [tf.shape(y)[0], _size(y)]), axis=1)
-            ]
+            columns = [column for y in outputs for column in tf.unstack(_flat(y), axis=1)]
         zero = tf.UnconnectedGradients.ZERO
         return tf.stack([tape.gradient(column, x, unconnected_gradients=zero) for column in columns], axis=1)
 
