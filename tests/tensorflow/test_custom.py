@@ -103,6 +103,39 @@ def test_keras_activations(activation: str, precision: str) -> None:
     check(keras.Sequential([keras.Input((3,)), *layers]), X)
 
 
+CLIPPING = {
+    "by value": lambda d: tf.clip_by_value(d, -0.1, 0.1),
+    "by norm": lambda d: tf.clip_by_norm(d, 0.1),
+    "to signs": tf.sign,
+    "to size 1": lambda d: d / (tf.norm(d, axis=1, keepdims=True) + 1e-9),
+}
+
+
+@pytest.mark.parametrize("clip", CLIPPING)
+def test_a_gradient_that_is_not_linear_is_refused_by_name(clip: str) -> None:
+    @tf.custom_gradient
+    def clipping(x: Any) -> Any:
+        return tf.identity(x, name="clipped_here"), CLIPPING[clip]
+
+    def f(x: Any) -> Any:
+        return clipping(x @ W) @ W
+
+    message = r"the operation '\S*IdentityN\S*' \(IdentityN\) .* not linear .* clip what the optimiser is given"
+    with pytest.raises(nj.ModelError, match=message):
+        nj.jacobian(f, X, variables=[W])
+    with pytest.raises(nj.ModelError, match=message):
+        nj.input_jacobian(f, X)
+
+
+def test_clipping_that_never_clips_changes_nothing() -> None:
+    @tf.custom_gradient
+    def clipping(x: Any) -> Any:
+        return tf.identity(x), lambda d: tf.clip_by_value(d, -1e3, 1e3)
+
+    check(lambda x: tf.tanh(clipping(x @ W)) @ W, X, [W], random=False)
+    nj.input_jacobian(lambda x: tf.tanh(clipping(x @ W)), X)
+
+
 def test_inside_a_nested_function_it_is_right_or_refused() -> None:
     @tf.function
     def simple(x: Any) -> Any:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from netjac.errors import DtypeError, SampleMixingError
 from netjac.spaces import ParameterSpace
 from netjac.tensorflow import probe
+from netjac.tensorflow.linearity import refuse_nonlinear
 from netjac.tensorflow.match import Graph
 from netjac.tensorflow.mixing import mixing_error, refuse_mixing
 from netjac.tensorflow.survey import LARGE, Survey
@@ -63,6 +64,7 @@ class InputExtractor:
         survey = Survey(self._trace.program, argument_specs(self._trace), [], leaves)
         graph = Graph(survey)
         refuse_mixing(survey, graph)
+        refuse_nonlinear(survey)
         rng = np.random.default_rng(20150)
         u = rng.uniform(0.5, 1.5, (LARGE, self._trace.output_space.size))
 

@@ -25,6 +25,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from netjac.errors import DataError, ModelError, ProbeError, RandomModelError
+from netjac.tensorflow.linearity import refuse_nonlinear
 from netjac.tensorflow.match import Graph, plain_name
 from netjac.tensorflow.mixing import mixing_error, mixing_operation, refuse_mixing
 from netjac.tensorflow.precision import rounded_to
@@ -233,6 +234,7 @@ def _refuse(survey: Survey, graph: Graph, wrong: Mapping[str, float]) -> NoRetur
     culprit = mixing_operation(survey, graph)
     if culprit is not None:
         raise mixing_error(survey, graph, culprit)
+    refuse_nonlinear(survey, (1e-4, 1.0, 1e4))
     worst = sorted(wrong.items(), key=lambda item: -item[1])[:5]
     listing = ", ".join(f"{name} ({error:.1e})" for name, error in worst)
     raise ProbeError(
