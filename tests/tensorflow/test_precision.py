@@ -9,12 +9,14 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import scipy.optimize
 import tensorflow as tf
 from layer_configurations import CONFIGURATIONS, built_in, data, tokens
 from oracles import close, compare, randomise, tape_jacobian, treatments
 
 import netjac as nj
 from netjac.tensorflow import evaluator
+from netjac.tensorflow.precision import widen
 
 L = keras.layers
 EXACT = 2.0**-10
@@ -74,7 +76,7 @@ MODELS: dict[str, tuple[tuple[int, ...], Build, float]] = {
     "an epsilon of 1e-3": (
         (4, 4, 2), lambda: sequential((4, 4, 2), L.Conv2D(3, 2), L.BatchNormalization(), L.Flatten(), L.Dense(2)), 1e-9
     ),
-    "gelu": ((3,), lambda: sequential((3,), L.Dense(5, "gelu"), L.Dense(2)), 1e-7),
+    "gelu": ((3,), lambda: sequential((3,), L.Dense(5, "gelu"), L.Dense(2)), 1e-12),
     "attention": ((4, 6), attention, 1e-12),
     "an unrolled LSTM": ((4, 3), lambda: sequential((4, 3), L.LSTM(3), L.Dense(2)), 1e-12),
     "an LSTM in a loop": ((4, 3), recurrent_loop, 1e-12),
@@ -463,3 +465,71 @@ def test_mixing_that_wakes_up_later_is_seen_in_double_precision() -> None:
     networks[None].evaluate()
     with pytest.raises(nj.SampleMixingError):
         networks["float64"].evaluate()
+
+
+def test_l_bfgs_b_stalls_in_single_precision_and_converges_in_double() -> None:
+    keras.utils.set_random_seed(1)
+    x = np.linspace(-1, 1, 50)[:, None]
+    y = np.sin(3 * x)
+    model = sequential((1,), L.Dense(3, "tanh"), L.Dense(1))
+
+    def fit(dtype: str | None) -> Any:
+        network = evaluator(model, x, dtype=dtype)
+
+        def cost(theta: np.ndarray) -> tuple[float, np.ndarray]:
+            J = network.evaluate(theta)
+            r = J.y - y
+            return 0.5 * np.sum(r**2) + 0.005 * theta @ theta, J.T @ r.reshape(-1) + 0.01 * theta
+
+        start = network.parameters.ravel(dtype="float64")
+        return scipy.optimize.minimize(cost, start, jac=True, method="L-BFGS-B", options={"ftol": 0, "gtol": 1e-6})
+
+    def independent(theta: np.ndarray) -> float:
+        A, b, C, d = nj.parameters(model).unravel(theta)
+        return float(0.5 * np.sum((np.tanh(x @ A + b) @ C + d - y) ** 2) + 0.005 * theta @ theta)
+
+    single, double = fit(None), fit("float64")
+    assert np.abs(single.jac).max() > 1e-5
+    assert np.abs(double.jac).max() <= 1e-6
+    assert double.success
+    assert double.fun < single.fun - 1e-3
+    assert double.fun == pytest.approx(independent(double.x), rel=1e-12)
+    gradient = scipy.optimize.approx_fprime(double.x, independent, 1e-7)
+    assert np.abs(gradient).max() < 1e-4
+
+
+def test_attributes_that_a_saved_graph_leaves_out() -> None:
+    """LeakyRelu's type is float32 where nothing is said."""
+    given = tf.compat.v1.NodeDef(name="x", op="Placeholder")
+    given.attr["dtype"].type = tf.float32.as_datatype_enum
+    nodes = {"x": given, "y": tf.compat.v1.NodeDef(name="y", op="LeakyRelu", input=["x"])}
+    widen(nodes, {})
+    graph = tf.Graph()
+    with graph.as_default():
+        [y] = tf.graph_util.import_graph_def(
+            tf.compat.v1.GraphDef(node=nodes.values()), return_elements=["y:0"], name=""
+        )
+    assert y.dtype == tf.float64
+
+
+def test_statistics_of_each_sample_by_batch_normalisation() -> None:
+    """Samples as channels, each normalised by itself: layer normalisation as some libraries write it."""
+
+    def build(W: Any, fused: bool) -> Callable[[Any], Any]:
+        def f(x: Any) -> Any:
+            h = x @ W
+            if not fused:
+                mean, variance = tf.nn.moments(h, [1], keepdims=True)
+                return (h - mean) / tf.sqrt(variance + EXACT)
+            n = tf.shape(h)[0]
+            y = tf.raw_ops.FusedBatchNormV3(
+                x=tf.reshape(h, [1, n, 4, 1]), scale=tf.ones(n), offset=tf.zeros(n), mean=[], variance=[],
+                epsilon=EXACT, data_format="NCHW", is_training=True,
+            )[0]  # fmt: skip
+            return tf.reshape(y, [n, 4])
+
+        return f
+
+    W, wide = tf.Variable(VALUES), tf.Variable(VALUES, dtype=tf.float64)
+    J = nj.jacobian(build(W, True), X, variables=[W], dtype="float64")
+    compare(J, tape_jacobian(build(wide, False), X, [wide]), 1e-12)
