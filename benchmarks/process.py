@@ -60,12 +60,13 @@ class Process:
         log: Path,
         byte_cap: int | None = None,
         extra: Mapping[str, str] | None = None,
+        worker: str = "benchmarks.worker",
     ) -> None:
         self._log = log
         self._byte_cap = byte_cap
         with log.open("wb") as stream:
             self._popen = subprocess.Popen(
-                [python, "-m", "benchmarks.worker", module, contender],
+                [python, "-m", worker, module, contender],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stream,

@@ -37,7 +37,7 @@ class Worker:
         """Import the framework and build the network."""
         module = importlib.import_module(f"benchmarks.frameworks.{self._module}")
         self._prepared = module.CONTENDERS[self._contender](Task.from_json(task))
-        return {"versions": {name: version for name in module.PACKAGES if (version := _version(name))}}
+        return {"versions": {name: found for name in module.PACKAGES if (found := version(name))}}
 
     def first(self) -> dict[str, Any]:
         """The first call: tracing and compiling as well."""
@@ -91,18 +91,17 @@ class Worker:
         return self._prepared
 
 
-def _version(package: str) -> str | None:
+def version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
 
 
-def main() -> None:
-    """Serve until the pipe closes."""
+def serve(worker: Any) -> None:
+    """Call the worker's methods by name, until the pipe closes."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    worker = Worker(*sys.argv[1:3])
     for line in sys.stdin:
         message = json.loads(line)
         verb = message.pop("do")
@@ -115,4 +114,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve(Worker(*sys.argv[1:3]))

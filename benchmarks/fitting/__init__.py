@@ -1,0 +1,1 @@
+"""Fits to a given loss: the problems, a worker, and the alternation; ``python -m benchmarks.fits`` runs them."""
