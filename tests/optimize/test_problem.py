@@ -397,6 +397,9 @@ def test_a_better_point_that_the_solver_rejected_is_taken() -> None:
         ({"method": "lm", "loss": "huber"}, "plain sum of squares"),
         ({"method": "lm", "tr_solver": "lsmr"}, "no tr_solver"),
         ({"method": "lm", "callback": print}, "calls no callback"),
+        ({"method": "netjac", "tr_solver": "lsmr"}, "method 'netjac' has no tr_solver"),
+        ({"method": "netjac", "tr_options": {"maxiter": 3}}, r"takes no tr_options, and \['maxiter'\] were given"),
+        ({"method": "lm", "tr_options": {"maxiter": 3}}, "method 'lm' takes no tr_options"),
         ({"jac": "operator", "x_scale": "jac"}, "x_scale='jac' needs the Jacobian as an array"),
         ({"jac": "operator", "tr_solver": "exact"}, "tr_solver='exact' needs the Jacobian as an array"),
         ({"progress": "x"}, "progress must be True, False or a text stream such as sys.stdout, and is 'x'"),
@@ -433,6 +436,8 @@ def test_lm_needs_as_many_residuals_as_parameters() -> None:
         ({"tr_solver": "lsmr", "jac": "dense"}, ("dense", "lsmr")),
         ({"tr_solver": "lsmr", "x_scale": "jac"}, ("dense", "lsmr")),
         ({"jac": "operator"}, ("operator", "lsmr")),
+        ({"method": "netjac"}, ("operator", None)),
+        ({"method": "netjac", "jac": "dense"}, ("dense", None)),
         ({"method": "dogbox", "shape": (3000, 3000)}, ("operator", "lsmr")),
     ],
 )

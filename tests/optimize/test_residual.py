@@ -17,7 +17,7 @@ from netjac.examples import linear_layer
 from netjac.jacobian import Jacobian
 from netjac.optimize import rows as rows_module
 from netjac.optimize.residual import ResidualJacobian
-from netjac.optimize.rows import Coupled, Factors, Products, Rows, Stacked, Widened, rows_of
+from netjac.optimize.rows import Coupled, Factors, Products, Rows, Stacked, Weighted, Widened, rows_of
 from netjac.testing import assert_close
 
 RNG = np.random.default_rng(3)
@@ -64,6 +64,8 @@ def stacked() -> tuple[Rows, np.ndarray]:
 KINDS: dict[str, Callable[[], tuple[Rows, np.ndarray]]] = {
     "factors": lambda: (Factors(J), A),
     "scaled": lambda: (Factors(J.scaled(C.reshape(5, 4, 2)[:, :3])), np.asarray(J.scaled(C.reshape(5, 4, 2)[:, :3]))),
+    "weighted": lambda: (Weighted(Factors(J), E[:, 0]), E[:, :1] * A),
+    "weighted products": lambda: (Weighted(Products(Plain(A, J.y), 8), E[:, 0]), E[:, :1] * A),
     "products": lambda: (rows_of(Plain(A, J.y), 8), A),
     "array": lambda: (Coupled(Factors(J), C), C @ A),
     "sparse": lambda: (Coupled(Factors(J), scipy.sparse.csr_array(C)), C @ A),
@@ -160,6 +162,15 @@ def test_rows_stay_factored() -> None:
     assert R.data is J
     assert isinstance(R.scaled_rows(np.arange(10.0)).data, Jacobian)
     assert isinstance(rows_of(Plain(A, J.y), 8), Products)
+
+
+def test_weights_of_many_outputs_stay_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One number a row, and not one for every pair of outputs; sums over them take some samples at once."""
+    monkeypatch.setattr(rows_module, "FOLDED", 1)
+    monkeypatch.setattr(rows_module, "CHUNK_BYTES", 8 * 2 * 2 * 2)
+    scaled = ResidualJacobian(rows_of(J, 8)).scaled_rows(E[:, 0])
+    assert isinstance(scaled.rows, Weighted)
+    check(scaled, E[:, :1] * A, None)
 
 
 def test_a_coupling_is_multiplied_and_not_formed() -> None:

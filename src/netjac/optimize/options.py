@@ -50,6 +50,12 @@ def check_progress(progress: Any) -> None:
         raise OptionError(f"progress must be True, False or a text stream such as sys.stdout, and is {progress!r}.")
 
 
+def check_tr_options(method: str, tr_options: Any) -> None:
+    """Refuse options of a trust-region solver that the method does not have."""
+    if tr_options and method not in ("trf", "dogbox"):
+        raise OptionError(f"method {method!r} takes no tr_options, and {sorted(tr_options)} were given.")
+
+
 def check_bounds(method: str, bounds: Bounds) -> None:
     """Refuse bounds that the method would not keep, and such that leave a parameter nothing."""
     bounded = int(np.sum(np.isfinite(bounds.lb) | np.isfinite(bounds.ub)))
@@ -114,7 +120,7 @@ def choose(
     if method == "netjac":
         if tr_solver is not None:
             raise OptionError(f"method 'netjac' has no tr_solver ({tr_solver!r} was given): it chooses by the shape.")
-        return "operator", None
+        return ("dense" if jac == "dense" else "operator"), None
     if method == "lm":
         return _choose_lm(rows, m, jac, tr_solver, loss, callback)
     if jac == "operator":

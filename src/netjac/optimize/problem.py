@@ -340,7 +340,7 @@ class LeastSquares(Problem[_Evaluation]):
         jac : {"auto", "dense", "operator"}, optional
             The form in which SciPy gets the Jacobian; None takes that of the problem. "auto" is an array for "lm", for
             ``tr_solver="exact"``, for ``x_scale="jac"`` and for anything up to 64 MiB, else an operator with
-            ``tr_solver="lsmr"``.
+            ``tr_solver="lsmr"``; for "netjac", "auto" is the factors.
         progress
             False; True for one line on the terminal; or a text stream, which gets lines even if it is no terminal.
 
@@ -376,6 +376,7 @@ class LeastSquares(Problem[_Evaluation]):
             loss=loss,
             callback=callback,
         )
+        options.check_tr_options(method, tr_options)
         options.check_progress(progress)
         given = {"tr_solver": tr_solver, "tr_options": tr_options} if method != "netjac" else {}
         self.forget()

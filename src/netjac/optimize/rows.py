@@ -25,6 +25,9 @@ Array = NDArray[np.float64]
 CHUNK_BYTES = 2**26
 """Rows of a coupled derivative that are explicit at once, where only a sum over them is wanted."""
 
+FOLDED = 16
+"""Outputs a sample up to which weights are folded into the factors, at l² numbers a sample; else they stay outside."""
+
 
 class Rows(LinearOperator, ABC):
     """Some rows of a derivative, (d, M), float64 in and out. Products with zero vectors are answered for nothing."""
@@ -79,7 +82,7 @@ def rows_of(jacobian: EvaluatedJacobian, m: int) -> Rows:
     """The rows of a Jacobian over m parameters: by its own verbs where it has them."""
     if isinstance(jacobian, JacobianOperator):
         return Factors(jacobian)
-    return Products(jacobian, m, np.ones(jacobian.y.size))
+    return Products(jacobian, m)
 
 
 def _double(array: NDArray[Any]) -> Array:
@@ -120,30 +123,43 @@ class Factors(Rows):
     def column_norms(self, squared: bool = False) -> Vector:
         return _double(self.jacobian.column_norms(squared))
 
-    def scaled_rows(self, w: Vector) -> Factors:
+    def scaled_rows(self, w: Vector) -> Rows:
+        if self.jacobian.l > FOLDED:
+            return Weighted(self, w)
+        return Factors(self._folded(w, slice(None)))
+
+    def _folded(self, w: Vector, samples: slice) -> Any:
+        J = self.jacobian if samples == slice(None) else self.jacobian[samples]
+        B = np.zeros((J.n, J.l, J.l), J.dtype)
+        B[:, range(J.l), range(J.l)] = w.reshape(-1, J.l)[samples]
+        return J.scaled(B)
+
+    def weighted_squares(self, w: Vector) -> Vector:
+        """Σ_i w_i² J[i, m]² (M,)."""
         n, l = self.jacobian.n, self.jacobian.l
-        B = np.zeros((n, l, l), self.jacobian.dtype)
-        B[:, range(l), range(l)] = w.reshape(n, l)
-        return Factors(self.jacobian.scaled(B))
+        some = max(1, CHUNK_BYTES // (8 * l * l))
+        squares = np.zeros(self.shape[1])
+        for start in range(0, n, some):
+            squares += self._folded(w, slice(start, min(start + some, n))).column_norms(squared=True)
+        return squares
 
 
 @final
 class Products(Rows):
-    """The rows of anything with products and an array, times a number a row: sums are taken of the array."""
+    """The rows of anything with products and an array: sums are taken of the array."""
 
-    def __init__(self, jacobian: EvaluatedJacobian, m: int, w: Vector) -> None:
-        super().__init__((len(w), m))
+    def __init__(self, jacobian: EvaluatedJacobian, m: int) -> None:
+        super().__init__((jacobian.y.size, m))
         self.jacobian = jacobian
-        self._w = w
 
     def _product(self, V: Array) -> Array:
-        return self._w[:, None] * _double(self.jacobian.matmat(V.astype(self.jacobian.dtype, copy=False)))
+        return _double(self.jacobian.matmat(V.astype(self.jacobian.dtype, copy=False)))
 
     def _adjoint_product(self, U: Array) -> Array:
-        return _double(self.jacobian.rmatmat((self._w[:, None] * U).astype(self.jacobian.dtype, copy=False)))
+        return _double(self.jacobian.rmatmat(U.astype(self.jacobian.dtype, copy=False)))
 
     def to_array(self, dtype: DTypeLike = np.float64) -> NDArray[Any]:
-        return (self._w[:, None] * self.jacobian.to_array(dtype=np.float64)).astype(dtype, copy=False)
+        return self.jacobian.to_array(dtype=dtype)
 
     def gram(self, dtype: DTypeLike = np.float64) -> NDArray[Any]:
         A = self.to_array(dtype)
@@ -155,8 +171,50 @@ class Products(Rows):
     def column_norms(self, squared: bool = False) -> Vector:
         return _norms(np.sum(self.to_array() ** 2, axis=0), squared)
 
-    def scaled_rows(self, w: Vector) -> Products:
-        return Products(self.jacobian, self.shape[1], self._w * w)
+    def scaled_rows(self, w: Vector) -> Weighted:
+        return Weighted(self, w)
+
+
+@final
+class Weighted(Rows):
+    """diag(w) J, the numbers not folded into factors, which would take one for each pair of outputs of a sample.
+
+    Parameters
+    ----------
+    rows
+        J, (d, M).
+    w : (d,)
+    """
+
+    def __init__(self, rows: Factors | Products, w: Vector) -> None:
+        super().__init__(rows.shape)
+        self.rows, self.w = rows, w
+
+    def _product(self, V: Array) -> Array:
+        return self.w[:, None] * self.rows.matmat(V)
+
+    def _adjoint_product(self, U: Array) -> Array:
+        return self.rows.rmatmat(self.w[:, None] * U)
+
+    def to_array(self, dtype: DTypeLike = np.float64) -> NDArray[Any]:
+        return self.w[:, None].astype(dtype) * self.rows.to_array(dtype)
+
+    def gram(self, dtype: DTypeLike = np.float64) -> NDArray[Any]:
+        w, product = self.w.astype(dtype), self.rows.gram(dtype)
+        product *= w
+        product *= w[:, None]
+        return product
+
+    def normal(self, weights: Vector | None = None, dtype: DTypeLike = np.float64) -> NDArray[Any]:
+        return self.rows.normal(self.w**2 if weights is None else weights * self.w**2, dtype)
+
+    def column_norms(self, squared: bool = False) -> Vector:
+        if isinstance(self.rows, Factors):
+            return _norms(self.rows.weighted_squares(self.w), squared)
+        return _norms(np.sum(self.to_array() ** 2, axis=0), squared)
+
+    def scaled_rows(self, w: Vector) -> Weighted:
+        return Weighted(self.rows, self.w * w)
 
 
 @final
