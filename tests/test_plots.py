@@ -12,7 +12,9 @@ from matplotlib.figure import Figure
 from netjac import plots
 from netjac.errors import DataError, ShapeError
 from netjac.factor import plan
+from netjac.intervals import Prediction
 from netjac.jacobian import Jacobian
+from netjac.noise import Noise
 from netjac.optimize import History
 from netjac.sites import Coverage, SiteForm, SiteValues, UseSite
 from netjac.spaces import OutputSpace, ParameterSpace, lay_out
@@ -65,6 +67,41 @@ def test_convergence_without_a_history() -> None:
     none = np.zeros(0)
     with pytest.raises(DataError, match="nothing was evaluated"):
         plots.convergence(History(none.astype(np.intp), none, none, none), axes())
+
+
+def band(collection: object) -> np.ndarray:
+    """Corners (q, 2) of what `fill_between` drew."""
+    return np.concatenate([path.vertices for path in collection.get_paths()])
+
+
+def test_prediction_shows_both_bands_in_order_of_x() -> None:
+    noise = Noise(2.0, np.inf, 0.0, True)
+    mean, std = np.array([[5.0, 50.0], [4.0, 40.0], [6.0, 60.0]]), np.array([[1.0, 3], [2.0, 3], [np.inf, 3]])
+    predicted = Prediction(mean, std, np.full((3, 2), 2.0), noise)
+    ax = plots.prediction(predicted, [[3.0], [1.0], [4.0]], ([1.0, 2.0], [4.5, 5.5]), level=0.9, ax=axes())
+    np.testing.assert_array_equal(ax.lines[0].get_xydata(), [[1, 4], [3, 5], [4, 6]])
+    wide, narrow, points = ax.collections
+    quantile = 1.6448536269514722
+    for shape, std in ((narrow, [2, 1]), (wide, np.hypot([2, 1], 2))):
+        corners = {tuple(corner) for corner in band(shape).round(9)}
+        for x, centre, margin in zip([1, 3], [4, 5], quantile * np.array(std), strict=True):
+            assert {(x, round(centre - margin, 9)), (x, round(centre + margin, 9))} <= corners
+        assert max(x for x, _ in corners) == 3, "nothing is drawn where the band is infinite"
+    np.testing.assert_array_equal(points.get_offsets(), [[1, 4.5], [2, 5.5]])
+    labels = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert labels == ["new observation, 90 %", "mean, 90 %", "observed", "predicted"]
+    second = plots.prediction(predicted, [3.0, 1.0, 4.0], output=1, ax=axes())
+    np.testing.assert_array_equal(second.lines[0].get_ydata(), [40, 50, 60])
+    only = plots.prediction(Prediction(mean, std=np.ones((3, 2)), noise_std=None, noise=noise), range(3), ax=axes())
+    assert len(only.collections) == 1
+
+
+def test_prediction_of_another_shape() -> None:
+    predicted = Prediction(np.zeros((3, 1)), np.ones((3, 1)), None, Noise(1.0, 4, 4.0, False))
+    with pytest.raises(ShapeError, match=r"needs x of shape \(3,\) and an output below 1; x has \(2,\)"):
+        plots.prediction(predicted, [1.0, 2.0], ax=axes())
+    with pytest.raises(ShapeError, match="the output is 1"):
+        plots.prediction(predicted, [1.0, 2.0, 3.0], output=1, ax=axes())
 
 
 def test_jacobian_picture_holds_the_entries() -> None:

@@ -15,8 +15,8 @@ import scipy.stats
 from netjac import factor, information
 from netjac.errors import DataError, DtypeError, MemoryBudgetError, NameLookupError, ShapeError
 from netjac.examples import linear_layer
-from netjac.intervals import Noise
 from netjac.jacobian import Jacobian
+from netjac.noise import Noise
 from netjac.optimize import LeastSquares, OptionError
 from netjac.optimize.residual import ResidualJacobian
 from netjac.optimize.rows import Factors, Products
@@ -385,10 +385,30 @@ def test_a_robust_loss_is_hubers_covariance() -> None:
     np.testing.assert_allclose(u.covariance(), expected, rtol=1e-9)
     with pytest.raises(OptionError, match="noise of a new observation is unknown"):
         u.predict(_as_jacobian(J, u)).interval(observation=True)
-    with pytest.raises(OptionError, match="fitted with a robust loss"):
+    with pytest.raises(OptionError, match="give the loss and the f_scale of the fit"):
         uncertainty(p, result)
+    with pytest.raises(OptionError, match=r"with loss='huber' and f_scale=0\.3 its residuals would have"):
+        uncertainty(p, result, loss="huber", f_scale=0.3)
     with pytest.raises(OptionError, match="absolute_sigma=True"):
         uncertainty(p, result, loss="huber", f_scale=0.2, absolute_sigma=True)
+
+
+def test_a_robust_loss_and_a_prior() -> None:
+    y = Y.copy()
+    y[[3, 11]] += 2.0
+    p = problem(y, prior={"b": (0.3, 1.0), "c": 0.8})
+    result = p.solve(loss="soft_l1", f_scale=0.2, **TIGHT)
+    u = uncertainty(p, result, loss="soft_l1", f_scale=0.2)
+    J = Curve(decay, X, [1.0] * 3).evaluate(result.x).array
+    r, below = np.split(result.fun, [30])
+    np.testing.assert_allclose(below, [(result.x[1] - 1) / 0.3, result.x[2] / 0.8])
+    root = np.sqrt(1 + (r / 0.2) ** 2)
+    psi, bend = r / root, root**-3  # d/dr of C² (√(1 + (r/C)²) − 1), and again
+    mean = bend.mean()
+    K = 1 + 1 / 30 * bend.var() / mean**2
+    sigma2 = K**2 * (np.sum((psi / mean) ** 2) + np.sum(below**2) / mean) / 29
+    F = J.T @ J + np.diag([0, 1 / 0.3**2, 1 / 0.8**2]) / mean
+    np.testing.assert_allclose(u.covariance(), sigma2 * np.linalg.inv(F), rtol=1e-9)
 
 
 def test_a_loss_that_changes_nothing_gives_the_same_errors() -> None:

@@ -8,7 +8,8 @@ A combination aᵀθ is *determined* where a lies in the range of F; there aᵀF
 and elsewhere its variance is infinite (Searle 1971, Linear Models, §5.4, "estimable functions"). Two forms:
 
 - `Spectral`: with the columns brought to unit length, [J; diag(π)] D⁻¹ = U S Vᵀ and F⁻ = W Wᵀ, W = D⁻¹ V S⁻¹; from the
-  explicit rows where those are small, else from Jᵀ J.
+  explicit rows where those are small, else from Jᵀ J (by a Cholesky factor L of D⁻¹ F D⁻¹ where it is well conditioned:
+  W = D⁻¹ L⁻ᵀ).
 - `FewRows`: everything from (d, d) matrices and products, however large M is. Let w = 1/π² where there is a prior and 0
   elsewhere, E the 0/1 diagonal of the parameters without one, and
 
@@ -26,11 +27,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any, final
+from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import cholesky, eigh, eigvalsh, solve_triangular, svd
+from scipy.linalg import cholesky, eigh, eigvalsh, lapack, solve_triangular, svd
 
 from netjac import algebra, plan
 from netjac.errors import MemoryBudgetError
@@ -54,6 +55,9 @@ CHUNK_BYTES = 2**26
 UNDETERMINED = 1e-6
 """Share of a direction outside the range of F above which it counts as undetermined."""
 
+_SAFE_CONDITION = (
+    1e-10  # reciprocal condition number of Jᵀ J, columns of J at unit length, that Cholesky is trusted with
+)
 _EPSILON = float(np.finfo(np.float64).eps)
 
 
@@ -165,12 +169,11 @@ class Spectral(Inverse):
     ----------
     R
         The rows.
-    V : (M, rank)
-        Orthonormal, in coordinates D θ.
-    values : (rank,)
-        Singular values of [J; diag(π)] D⁻¹, those of rounding size left out.
+    W : (M, rank)
     scale : (M,)
         D.
+    V : (M, rank)
+        Orthonormal basis of the range of F, in coordinates D θ; None where that is everything.
     spent, route
         See `Inverse`.
     U : (rows, rank), optional
@@ -178,19 +181,22 @@ class Spectral(Inverse):
     """
 
     def __init__(
-        self, R: ResidualJacobian, V: Matrix, values: Vector, scale: Vector, spent: int, route: str, U: Any = None
+        self,
+        R: ResidualJacobian,
+        W: Matrix,
+        scale: Vector,
+        V: Matrix | None,
+        spent: int,
+        route: str,
+        U: Matrix | None = None,
     ) -> None:
-        self.shape, self.rank, self.spent, self.route = (R.data_rows, R.shape[1]), len(values), spent, route
-        self._rows, self._V, self._scale, self._U = R.rows, V, scale, U
-        self._W = V / values / scale[:, None]
-
-    @property
-    def _complete(self) -> bool:
-        return self.rank == self.shape[1]
+        self.shape, self.rank, self.spent, self.route = (R.data_rows, R.shape[1]), W.shape[1], spent, route
+        self._rows, self._W, self._scale, self._U = R.rows, W, scale, U
+        self._V = None if self.rank == self.shape[1] else V
 
     def _variances(self, A: Matrix) -> Vector:
         out = _squares(self._W.T @ A)
-        if not self._complete:
+        if self._V is not None:
             scaled = A / self._scale[:, None]
             outside = _squares(scaled - self._V @ (self._V.T @ scaled))
             out[outside > UNDETERMINED**2 * _squares(scaled)] = np.inf
@@ -198,7 +204,7 @@ class Spectral(Inverse):
 
     def _diagonal(self, positions: Positions) -> Vector:
         out = _squares(self._W[positions].T)
-        if not self._complete:
+        if self._V is not None:
             out[1 - _squares(self._V[positions].T) > UNDETERMINED**2] = np.inf
         return out
 
@@ -225,7 +231,8 @@ def _by_singular_values(R: ResidualJacobian) -> Spectral:
         data = explicit[: R.data_rows, ~held]
         spent = int(np.linalg.matrix_rank(data / _nonzero(np.linalg.norm(data, axis=0)))) if data.size else 0
     route = f"singular values of the explicit rows, {R.shape[0]} × {R.shape[1]}"
-    return Spectral(R, Vt[kept].T, values[kept], scale, spent, route, U[:, kept])
+    V = Vt[kept].T
+    return Spectral(R, V / values[kept] / scale[:, None], scale, V, spent, route, U[:, kept])
 
 
 def _by_normal(R: ResidualJacobian) -> Spectral:
@@ -236,11 +243,19 @@ def _by_normal(R: ResidualJacobian) -> Spectral:
     scale = _nonzero(np.sqrt(normal.diagonal()))
     normal /= scale
     normal /= scale[:, None]
+    size = len(normal)
+    L, failed = lapack.dpotrf(normal, lower=1)
+    if not failed and lapack.dpocon(L, lapack.dlange("1", normal), uplo="L")[0] > _SAFE_CONDITION:
+        W = solve_triangular(L, np.eye(size), lower=True, trans="T") / scale[:, None]
+        route = f"Cholesky factor of Jᵀ J, {size} × {size}"
+        return Spectral(R, W, scale, None, size if spent is None else spent, route)
     squares, V = eigh(normal, overwrite_a=True)
-    kept = squares > len(squares) * _EPSILON * squares[-1]
-    rank = int(kept.sum())
-    route = f"eigenvalues of Jᵀ J, {len(scale)} × {len(scale)}"
-    return Spectral(R, V[:, kept], np.sqrt(squares[kept]), scale, rank if spent is None else spent, route)
+    kept = squares > size * _EPSILON * squares[-1]
+    V = V[:, kept]
+    route = f"eigenvalues of Jᵀ J, {size} × {size}"
+    rank = V.shape[1]
+    W = V / np.sqrt(squares[kept]) / scale[:, None]
+    return Spectral(R, W, scale, V, rank if spent is None else spent, route)
 
 
 @final

@@ -10,55 +10,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri, stdtrit
 
+from netjac.noise import Noise
 from netjac.optimize.options import OptionError
 
 Vector = NDArray[np.float64]
 _SHOWN = 6  # entries of a variable that are printed one by one
-
-
-@dataclass(frozen=True, eq=False)
-class Noise:
-    """What the residuals say about the noise.
-
-    Attributes
-    ----------
-    sigma : float
-        Standard deviation of a residual of weight 1; 1 where it is known, infinite where there are no degrees of
-        freedom to estimate it from.
-    dof : float
-        Degrees of freedom of the estimate; infinite where it is known.
-    residual_sum : float
-        ‖r‖², prior rows included; with a robust loss that of the pseudo-residuals.
-    known : bool
-        Whether σ was given.
-    """
-
-    sigma: float
-    dof: float
-    residual_sum: float
-    known: bool
-
-    def quantile(self, level: float) -> float:
-        """Half width of a two-sided interval in standard errors: Student's t, or normal where σ is known."""
-        if not 0 < level < 1:
-            raise OptionError(f"level must be between 0 and 1, as 0.95, and is {level!r}.")
-        p = 0.5 * (1 + level)
-        if np.isinf(self.dof):
-            return float(ndtri(p))
-        return float(stdtrit(self.dof, p)) if self.dof > 0 else np.inf
-
-    def margin(self, std: Vector, level: float) -> Vector:
-        """Half width of the interval of something with a standard error; infinite where that is."""
-        out = np.full(std.shape, np.inf)
-        np.multiply(self.quantile(level), std, out=out, where=np.isfinite(std))
-        return out
-
-    def __str__(self) -> str:
-        if self.known:
-            return f"σ = {self.sigma:.6g} (known)"
-        return f"σ = {self.sigma:.6g} ({self.dof:g} degrees of freedom)"
 
 
 @dataclass(frozen=True, eq=False)

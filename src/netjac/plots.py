@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from netjac.errors import DataError, ShapeError
+from netjac.intervals import Prediction
 from netjac.jacobian import Jacobian
 from netjac.optimize.monitor import History
 
@@ -103,6 +104,66 @@ def convergence(history: History, ax: Axes | None = None) -> Axes:
     for side, line in ((ax, cost), (right, gradient)):
         side.yaxis.label.set_color(line.get_color())
     ax.legend(handles=[cost, gradient], frameon=False, loc="upper right")
+    return ax
+
+
+def prediction(
+    predicted: Prediction,
+    x: ArrayLike,
+    observed: tuple[ArrayLike, ArrayLike] | None = None,
+    *,
+    output: int = 0,
+    level: float = 0.95,
+    ax: Axes | None = None,
+) -> Axes:
+    """A prediction over x, with the band of its mean and, where the noise is known, that of a new observation.
+
+    Each band holds its value at each x by itself with probability ``level``; where the data leave the output
+    undetermined there is none.
+
+    Parameters
+    ----------
+    predicted
+        From `netjac.uncertainty.Uncertainty.predict`.
+    x : (n,)
+        Where; in any order.
+    observed
+        Data shown as points, (x, y).
+    output
+        Which of the l outputs.
+    level
+        Of the bands.
+    ax
+        Where to draw.
+
+    Raises
+    ------
+    ShapeError
+        If x has not one number a sample, or there is no such output.
+    """
+    ax = _axes(ax)
+    n, l = predicted.mean.shape
+    across = np.asarray(x, dtype=np.float64).reshape(-1)
+    if across.shape != (n,) or not -l <= output < l:
+        raise ShapeError(
+            f"a prediction of {n} samples × {l} outputs needs x of shape ({n},) and an output below {l}; x has "
+            f"{np.shape(x)} and the output is {output}."
+        )
+    order = np.argsort(across)
+    across = across[order]
+    share = f"{100 * level:g} %"
+    kinds = [(False, f"mean, {share}", 0.35)]
+    if predicted.noise_std is not None:
+        kinds.insert(0, (True, f"new observation, {share}", 0.15))
+    for observation, label, alpha in kinds:
+        low, high = (limit[order, output] for limit in predicted.interval(level, observation))
+        known = np.isfinite(low) & np.isfinite(high)
+        ax.fill_between(across, low, high, where=known, color="C0", alpha=alpha, linewidth=0, label=label)
+    if observed is not None:
+        ax.scatter(*observed, s=14, color="0.25", linewidths=0, label="observed")
+    ax.plot(across, predicted.mean[order, output], color="C0", label="predicted")
+    ax.set(xlabel="x", ylabel="y", title="Prediction")
+    ax.legend(frameon=False)
     return ax
 
 

@@ -24,12 +24,12 @@ import numpy as np
 import scipy.optimize
 from numpy.typing import ArrayLike, NDArray
 
-from netjac import information, plan
+from netjac import information, noise, plan
 from netjac.errors import DataError, DtypeError, MemoryBudgetError, NameLookupError, ShapeError
-from netjac.intervals import Conditioning, Noise, Prediction, Summary
+from netjac.intervals import Conditioning, Prediction, Summary
 from netjac.operator import JacobianOperator
 from netjac.optimize import names as patterns
-from netjac.optimize.losses import LOSSES, Loss
+from netjac.optimize.losses import Loss
 from netjac.optimize.options import OptionError
 from netjac.optimize.problem import LeastSquares
 from netjac.optimize.residual import ResidualJacobian
@@ -79,20 +79,18 @@ class Uncertainty:
         observes: bool = True,
     ) -> None:
         self.parameters, self.theta = parameters, theta
-        empty = _empty(residual[: R.data_rows], R)
-        factor = 1.0
+        observed = noise.observations(residual[: R.data_rows], R)
+        spread = 0.0
         if loss != "linear":
             if absolute_sigma:
                 raise OptionError(
                     "absolute_sigma=True says that the noise is known, and a robust loss that it is not: give one."
                 )
-            residual, R, spread = _pseudo_residuals(residual, R, loss, f_scale, ~empty)
+            residual, R, spread = noise.pseudo_residuals(residual, R, loss, f_scale, observed)
         self._R = R
         self._inverse = information.inverse_of(R)
-        if loss != "linear":
-            factor = 1 + self._inverse.spent / int(np.sum(~empty)) * spread
         self._observes = observes and loss == "linear"
-        self.noise = _noise(residual, int(np.sum(~empty)) - self._inverse.spent, factor, absolute_sigma)
+        self.noise = noise.estimate(residual, int(observed.sum()), self._inverse.spent, spread, known=absolute_sigma)
         self._warn()
 
     def _warn(self) -> None:
@@ -366,10 +364,7 @@ def uncertainty(
     -----
     Rows whose residual and derivative are both zero, as those of weight 0, are no observations.
 
-    A robust loss ρ gives ψ(r) = ρ'(z) r and ψ' = ρ' + 2 z ρ'', z = (r / f_scale)². With the mean ψ̄' over the data, the
-    fit is, to first order, one of least squares with pseudo-residuals ψ / ψ̄' and prior rows divided by √ψ̄'; its σ² is
-    multiplied by K² = (1 + p / d · var(ψ') / ψ̄'²)² (Huber 1981, Robust Statistics, §7.6, eq. 6.5), d data rows and p
-    degrees of freedom taken from them.
+    A robust loss is answered by the pseudo-residuals of `netjac.noise`, and tells nothing of a new observation's noise.
 
     Bounds are not taken into account: a parameter on its bound is treated as if it were free.
 
@@ -400,63 +395,18 @@ def uncertainty(
     residual = problem.fun(theta)
     if not np.all(np.isfinite(residual)):
         raise DataError("the residuals are not finite at these parameters.")
-    _check_loss(result, loss)
+    R = problem._at(theta).jacobian
+    noise.check_loss(result, R.data_rows, loss, f_scale)
     return Uncertainty(
         problem.parameters,
         theta,
         residual,
-        problem._at(theta).jacobian,
+        R,
         absolute_sigma=absolute_sigma,
         loss=loss,
         f_scale=f_scale,
         observes=isinstance(problem._source, Targets),
     )
-
-
-def _check_loss(result: Any, loss: Loss) -> None:
-    """A result of SciPy's holds the residuals and the cost: with "linear" one is the square of the other."""
-    cost, fun = getattr(result, "cost", None), getattr(result, "fun", None)
-    if cost is None or fun is None:
-        return
-    squared = bool(np.isclose(cost, 0.5 * np.sum(np.square(fun)), rtol=1e-9, atol=0))
-    if loss == "linear" and not squared:
-        raise OptionError("the result was fitted with a robust loss: give the same loss= and f_scale= here.")
-
-
-def _empty(residual: Vector, R: ResidualJacobian) -> NDArray[np.bool_]:
-    """Data rows (d,) of which residual and derivative are zero: a random product of the latter is then zero too."""
-    zero = residual == 0
-    if not zero.any():
-        return zero
-    return zero & (R.rows.matvec(np.random.default_rng(0).normal(size=R.shape[1])) == 0)
-
-
-def _pseudo_residuals(
-    residual: Vector, R: ResidualJacobian, loss: Loss, f_scale: float, counted: NDArray[np.bool_]
-) -> tuple[Vector, ResidualJacobian, float]:
-    """ψ / ψ̄' and the prior rows / √ψ̄'; the rows to go with them; and var(ψ') / ψ̄'²."""
-    data, below = np.split(residual, [R.data_rows])
-    z = (data / f_scale) ** 2
-    of_rows = loss if callable(loss) else LOSSES[loss]
-    _, slope, bend = of_rows(z)
-    slopes = (slope + 2 * z * bend)[counted]
-    mean = float(slopes.mean())
-    if mean <= 0:
-        raise DataError(
-            f"the loss is not convex at these residuals: the mean of its second derivative is {mean:.3g}. A larger "
-            "f_scale, or fewer outliers, would make it positive."
-        )
-    prior = None if R.prior is None else R.prior / np.sqrt(mean)
-    pseudo = np.concatenate([slope * data / mean, below / np.sqrt(mean)])
-    return pseudo, ResidualJacobian(R.rows, prior), float(slopes.var()) / mean**2
-
-
-def _noise(residual: Vector, dof: int, factor: float, known: bool) -> Noise:
-    residual_sum = float(residual @ residual)
-    if known:
-        return Noise(1.0, np.inf, residual_sum, True)
-    sigma = factor * float(np.sqrt(residual_sum / dof)) if dof > 0 else np.inf
-    return Noise(sigma, float(max(dof, 0)), residual_sum, False)
 
 
 def _roots(weights: ArrayLike | None, n: int, l: int) -> Vector:
