@@ -1,6 +1,6 @@
 """Time and memory of Jacobians of whole Keras applications: netjac's factors against each way TensorFlow has.
 
-    python -m benchmarks.applications [--only MobileNetV2] [--n 8] [--cap 120] [--results FOLDER]
+    python -m benchmarks.applications [--only MobileNetV2] [--way samples] [--n 8] [--cap 120] [--results FOLDER]
 
 Every way runs in a process of its own. netjac's process stays, and takes turns with one way after the other.
 """
@@ -12,7 +12,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
@@ -67,8 +67,9 @@ class Row:
 class Application:
     """One application: its reference, netjac's process, and one peer at a time."""
 
-    def __init__(self, name: str, n: int, cap: float, threads: int, scratch: Path) -> None:
+    def __init__(self, name: str, n: int, ways: Sequence[str], cap: float, threads: int, scratch: Path) -> None:
         self._task = Task(name, n, threads, (n - 1,))
+        self._ways = tuple(ways)
         self._cap = cap
         self._scratch = scratch
         self._arrays = scratch / "arrays.npz"
@@ -78,7 +79,7 @@ class Application:
             self._reference = self._checked(process)[0]
 
     def rows(self) -> Iterator[Row]:
-        """netjac's row, complete when all have been given, then each other way's."""
+        """netjac's row, complete when all have been given, then each other way's; only the first if it fails."""
         own = Row(OWN["netjac"])
         with self._start("netjac") as ours:
             try:
@@ -86,8 +87,8 @@ class Application:
             except WorkerError as error:
                 own.status = str(error)
             yield own
-            for name, label in {"netjac-dense": OWN["netjac-dense"], **PEERS}.items():
-                row = Row(label)
+            for name in () if own.status else ("netjac-dense", *self._ways):
+                row = Row({**OWN, **PEERS}[name])
                 with self._start(name) as theirs:
                     try:
                         seconds = self._warm_up(theirs, row)
@@ -190,6 +191,7 @@ def main() -> None:
     """Measure, and write the page anew after each application."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", choices=APPLICATIONS, help="may be given several times")
+    parser.add_argument("--way", action="append", choices=PEERS, help="of TensorFlow; may be given several times")
     parser.add_argument("--n", type=int, default=8)
     parser.add_argument("--cap", type=float, default=120.0, help="seconds a call may take")
     parser.add_argument("--threads", type=int, default=machine().cores)
@@ -202,7 +204,9 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as scratch:
             rows = results[name] = []
             try:
-                for row in Application(name, given.n, given.cap, given.threads, Path(scratch)).rows():
+                for row in Application(
+                    name, given.n, given.way or PEERS, given.cap, given.threads, Path(scratch)
+                ).rows():
                     rows.append(row)
                     say(f"  {row.label}: {row.status or f'first {row.first:.1f} s, error {row.error:.0e}'}")
             except WorkerError as error:
