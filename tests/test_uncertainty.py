@@ -19,7 +19,7 @@ from netjac.jacobian import Jacobian
 from netjac.noise import Noise
 from netjac.optimize import LeastSquares, OptionError
 from netjac.optimize.residual import ResidualJacobian
-from netjac.optimize.rows import Factors, Products
+from netjac.optimize.rows import Factors, rows_of
 from netjac.sites import Coverage, SiteForm, SiteValues, UseSite
 from netjac.spaces import OutputSpace, ParameterSpace, lay_out
 from netjac.uncertainty import Uncertainty, uncertainty
@@ -45,7 +45,7 @@ class Plain:
 
 def plain(array: np.ndarray, prior: np.ndarray | None = None) -> ResidualJacobian:
     d, m = array.shape
-    return ResidualJacobian(Products(Plain(array, np.zeros((d, 1))), m, np.ones(d)), prior)
+    return ResidualJacobian(rows_of(Plain(array, np.zeros((d, 1))), m), prior)
 
 
 class Variable:

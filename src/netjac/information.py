@@ -55,9 +55,7 @@ CHUNK_BYTES = 2**26
 UNDETERMINED = 1e-6
 """Share of a direction outside the range of F above which it counts as undetermined."""
 
-_SAFE_CONDITION = (
-    1e-10  # reciprocal condition number of Jᵀ J, columns of J at unit length, that Cholesky is trusted with
-)
+_SAFE_CONDITION = 1e-10  # reciprocal condition of D⁻¹ F D⁻¹ down to which Cholesky is trusted
 _EPSILON = float(np.finfo(np.float64).eps)
 
 
