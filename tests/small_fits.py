@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import keras
@@ -45,8 +46,15 @@ def difference(fun: Any, theta: np.ndarray, step: float = 1e-6) -> np.ndarray:
     return np.stack(columns, axis=-1)
 
 
-def formula() -> tuple[Any, list[Any]]:
-    """y = a exp(-b x) as a TensorFlow formula, and its variables."""
-    a = tf.Variable(1.0, dtype="float64", name="a")
-    b = tf.Variable([0.2], dtype="float64", name="b")
+@cache
+def _formula() -> tuple[Any, list[Any]]:
+    a, b = tf.Variable(1.0, dtype="float64", name="a"), tf.Variable([0.2], dtype="float64", name="b")
     return lambda x: a * tf.exp(-b * x), [a, b]
+
+
+def formula() -> tuple[Any, list[Any]]:
+    """y = a exp(-b x) as a TensorFlow formula, and its variables at (1, 0.2); always the same ones, traced once."""
+    f, (a, b) = _formula()
+    a.assign(1.0)
+    b.assign([0.2])
+    return f, [a, b]

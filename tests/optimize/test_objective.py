@@ -198,11 +198,12 @@ def test_every_method_reaches_the_optimum_of_a_formula(method: str) -> None:
     assert objective.fun(result.x) == result.fun
 
 
-@pytest.mark.parametrize("method", [*WITH_GRADIENT, "trust-constr"])
-@pytest.mark.parametrize("curvature", ["gauss-newton", "exact"])
+CHOICES = [(method, "auto") for method in [*WITH_GRADIENT, "trust-constr"]]
+CHOICES += [(method, "exact") for method in ("Newton-CG", "trust-ncg", "trust-krylov", "trust-exact", "trust-constr")]
+
+
+@pytest.mark.parametrize(("method", "curvature"), CHOICES)
 def test_every_method_with_derivatives_fits_a_network(method: str, curvature: str) -> None:
-    if curvature == "exact" and methods.METHODS[method].hessian == "":
-        pytest.skip("takes no Hessian")
     model = network()
     objective = nj.Objective(model, X, quadratic_in_outputs, curvature=curvature)
     start = objective.fun(objective.x0)

@@ -76,6 +76,20 @@ def test_weights_of_rows_that_couple_samples() -> None:
         nj.LeastSquares(network(), T, weights=np.ones(30), **given).fun(problem.x0)
 
 
+@pytest.mark.parametrize("form", ["blocks", "matrix"])
+def test_weights_multiply_derivatives_over_extra_parameters_too(form: str) -> None:
+    def residual(y: np.ndarray, extra: dict[str, Any]) -> Any:
+        k = extra["k"]
+        dr = np.full((30, 1), k) if form == "blocks" else k * np.eye(30)
+        return k * y[:, 0] - Y, dr, {"k": y[:, 0]}
+
+    problem = nj.LeastSquares(network(), T, residual=residual, extra={"k": 2.0}, weights=W, prior={"k": 0.5})
+    theta = problem.x0
+    plain = np.r_[np.sqrt(W) * (2 * outputs_of(theta[:-1], T)[:, 0] - Y), 2 / 0.5]
+    np.testing.assert_allclose(problem.fun(theta), plain, atol=1e-13)
+    np.testing.assert_allclose(problem.jac(theta), difference(problem.fun, theta), atol=1e-7)
+
+
 @pytest.mark.parametrize(
     ("w", "error", "message"),
     [
