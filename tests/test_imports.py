@@ -13,7 +13,7 @@ PACKAGE = Path(netjac.__file__).parent
 HEAVY = ("tensorflow", "keras", "dask", "zarr", "matplotlib", "typer", "tqdm", "sklearn")
 
 FOUNDATION = {"errors", "spaces", "sites"}
-JACOBIAN = {"layout", "plan", "materialise", "arguments", "algebra", "transposed", "operator", "jacobian"}
+JACOBIAN = {"layout", "planning", "materialise", "arguments", "algebra", "transposed", "operator", "jacobian"}
 
 # What each part may import of the package; its own folder always. Parts not listed may import all but a framework.
 ARROWS = {
@@ -23,10 +23,10 @@ ARROWS = {
     "blocks": FOUNDATION,
     "factor": FOUNDATION | {"blocks"},
     "layout": {"errors"},
-    "plan": {"errors"},
-    "materialise": {"errors", "plan", "blocks"},
+    "planning": {"errors"},
+    "materialise": {"errors", "planning", "blocks"},
     "arguments": {"errors", "materialise"},
-    "algebra": {"errors", "plan", "blocks", "materialise"},
+    "algebra": {"errors", "planning", "blocks", "materialise"},
     "transposed": {"errors", "arguments"},
     "operator": FOUNDATION | JACOBIAN - {"jacobian"},
     "jacobian": FOUNDATION | JACOBIAN | {"blocks"},

@@ -487,5 +487,5 @@ def test_what_it_prints() -> None:
     J, _ = tiled(classifier(), "outputs")
     assert repr(J) == (
         "<TiledJacobian of 5 samples × 20 outputs with respect to 170 parameters: shape (100, 170), float32, "
-        f"10 tiles of up to 1 × 10 within {nj.plan.in_words(J.memory)}>"
+        f"10 tiles of up to 1 × 10 within {nj.planning.in_words(J.memory)}>"
     )

@@ -17,7 +17,7 @@ from numpy.typing import DTypeLike, NDArray
 from scipy.linalg import LinAlgError, blas, lapack, svd
 from scipy.sparse.linalg import lsmr
 
-from netjac import materialise, plan
+from netjac import materialise, planning
 from netjac.blocks.base import Block
 from netjac.errors import DataError
 
@@ -112,9 +112,9 @@ def gram(rows: Parts, columns: Parts | None, out: NDArray[Any], threads: int) ->
         return
     alone, shared = _pairs(rows, other)
     budget = max(out.nbytes // 20, _SMALL_TILE)
-    side = plan.square_tile(2 * rows.l * other.l * out.itemsize, budget // threads)
-    row_tiles = plan.row_tiles(rows.n, -(-rows.n // side))
-    column_tiles = row_tiles if symmetric else plan.row_tiles(other.n, -(-other.n // side))
+    side = planning.square_tile(2 * rows.l * other.l * out.itemsize, budget // threads)
+    row_tiles = planning.row_tiles(rows.n, -(-rows.n // side))
+    column_tiles = row_tiles if symmetric else planning.row_tiles(other.n, -(-other.n // side))
     tiles = [(r, c) for i, r in enumerate(row_tiles) for j, c in enumerate(column_tiles) if not symmetric or j <= i]
 
     def fill_tile(tile: tuple[slice, slice]) -> None:
@@ -160,11 +160,11 @@ def _alike(a: Block, b: Block) -> bool:
 
 def _add_group(rows: Parts, columns: Parts, out: NDArray[Any], budget: int, symmetric: bool) -> None:
     """Add J_group otherᵀ_group to ``out``: explicit rows of one, tile by tile, times the blocks of the other."""
-    for c in plan.tiles(columns.n, columns.l * columns.m * out.itemsize, budget // 4):
+    for c in planning.tiles(columns.n, columns.l * columns.m * out.itemsize, budget // 4):
         explicit = columns.rows(c, out.dtype)
         vectors = explicit.reshape(-1, columns.m).T  # (m, tile * l)
         width = vectors.shape[1]
-        for r in plan.tiles(rows.n, rows.l * width * out.itemsize, budget // 4):
+        for r in planning.tiles(rows.n, rows.l * width * out.itemsize, budget // 4):
             if symmetric and r.stop <= c.start:
                 continue
             product = np.zeros((r.stop - r.start, rows.l, width), out.dtype)
@@ -193,7 +193,7 @@ def add_normal(parts: Parts, weights: NDArray[Any] | None, total: NDArray[Any], 
     budget = min(max(total.nbytes // 10, 1 << 22), _LARGE_TILE)
     if not m:
         return
-    for samples in plan.tiles(parts.n, parts.l * m * dtype.itemsize, budget):
+    for samples in planning.tiles(parts.n, parts.l * m * dtype.itemsize, budget):
         rows = parts.rows(samples, dtype, threads).reshape(-1, m)
         if weights is None:
             _add_normal(rows, 1.0, total)
@@ -227,7 +227,7 @@ def add_row_squares(parts: Parts, out: NDArray[Any]) -> None:
         out += parts.blocks[i].row_squares()
     for which in parts.cover.shared:
         group = parts.group(which)
-        for samples in plan.tiles(parts.n, parts.l * group.m * parts.dtype.itemsize, _LARGE_TILE):
+        for samples in planning.tiles(parts.n, parts.l * group.m * parts.dtype.itemsize, _LARGE_TILE):
             rows = group.rows(samples, parts.dtype)
             out[samples] += np.einsum("nlm,nlm->nl", rows, rows)
 
@@ -239,7 +239,7 @@ def add_column_squares(parts: Parts, out: NDArray[Any]) -> None:
     for which in parts.cover.shared:
         group = parts.group(which)
         squares = np.zeros(group.m, parts.dtype)
-        for samples in plan.tiles(parts.n, parts.l * group.m * parts.dtype.itemsize, _LARGE_TILE):
+        for samples in planning.tiles(parts.n, parts.l * group.m * parts.dtype.itemsize, _LARGE_TILE):
             rows = group.rows(samples, parts.dtype)
             squares += np.einsum("nlm,nlm->m", rows, rows)
         for (start, stop), (begin, end) in zip(parts.touched(which), group.borders, strict=True):

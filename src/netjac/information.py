@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cholesky, eigh, eigvalsh, lapack, solve_triangular, svd
 
-from netjac import algebra, plan
+from netjac import algebra, planning
 from netjac.errors import MemoryBudgetError
 from netjac.jacobian import Jacobian
 from netjac.optimize.residual import ResidualJacobian
@@ -61,7 +61,7 @@ _EPSILON = float(np.finfo(np.float64).eps)
 
 def chunks(count: int, length: int) -> list[slice]:
     """Ranges of ``count`` vectors of ``length`` entries that fit into memory at once."""
-    return plan.tiles(count, 8 * max(1, length), CHUNK_BYTES)
+    return planning.tiles(count, 8 * max(1, length), CHUNK_BYTES)
 
 
 class Inverse(ABC):

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from netjac import plan
+from netjac import planning
 from netjac.blocks.base import Block, Placement
 
 Item = TypeVar("Item")
@@ -159,7 +159,7 @@ def fill(
         return
     threads = available_cores() if threads is None else threads
     budget = TILE_BYTES if tile_bytes is None else tile_bytes
-    tiles = plan.tiles(n, l * m * out.itemsize, budget, at_least=threads)
+    tiles = planning.tiles(n, l * m * out.itemsize, budget, at_least=threads)
     if _slowest_axis(out) == 0 and len(tiles) >= threads:
         for_each(lambda samples: _fill_tile(blocks, cover, out, samples), tiles, threads)
     else:  # one sample is not one region of memory, or there are few: the columns are shared out instead
@@ -178,7 +178,7 @@ def _fill_by_columns(blocks: Sequence[Block], cover: Cover, out: NDArray[Any], c
     every = slice(0, out.shape[0])
     for selector in cover.zeros:
         if isinstance(selector, slice):
-            parts = plan.row_tiles(selector.stop - selector.start, threads)
+            parts = planning.row_tiles(selector.stop - selector.start, threads)
             runs = [slice(selector.start + part.start, selector.start + part.stop) for part in parts]
             for_each(lambda run: out[..., run].fill(0), runs, threads)
         else:

@@ -1,8 +1,8 @@
 """A Jacobian that is never held whole: its verbs compute the factors of some samples and outputs at a time.
 
 For networks with very many outputs, or more samples than fit: a tile is a `Jacobian` of a range of samples and of
-outputs, computed when it is needed and dropped when it was used. Tiles are cut by `netjac.plan` such that two of them,
-one held and one being computed, stay within a memory budget.
+outputs, computed when it is needed and dropped when it was used. Tiles are cut by `netjac.planning` such that two of
+them, one held and one being computed, stay within a memory budget.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Protocol, final
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from netjac import arguments, plan
+from netjac import arguments, planning
 from netjac.blocks.base import Block
 from netjac.jacobian import Jacobian
 from netjac.operator import JacobianOperator
@@ -26,7 +26,7 @@ class Source(Protocol):
     """What a framework provides: the factors of a network at fixed x and θ, as often as they are asked for."""
 
     @property
-    def footprint(self) -> plan.Footprint:
+    def footprint(self) -> planning.Footprint:
         """Bytes they take."""
 
     @property
@@ -139,7 +139,7 @@ class TiledJacobian(JacobianOperator):
     # ---- what it is
 
     @cached_property
-    def footprint(self) -> plan.Footprint:
+    def footprint(self) -> planning.Footprint:
         """Bytes that factors of these rows take."""
         found = self._source.footprint
         if self.dtype.itemsize > self._source.dtype.itemsize:
@@ -154,7 +154,7 @@ class TiledJacobian(JacobianOperator):
 
     @cached_property
     def _tiling(self) -> list[tuple[slice, slice]]:
-        return plan.tile_grid(self.n, self.l, self.footprint, self.memory)
+        return planning.tile_grid(self.n, self.l, self.footprint, self.memory)
 
     def held(self) -> Jacobian | TiledJacobian:
         """Return a `Jacobian` that holds all its factors if they fit the budget, else this."""
@@ -168,7 +168,7 @@ class TiledJacobian(JacobianOperator):
         return (
             f"<TiledJacobian of {self.n} samples × {self.l} outputs with respect to {self.m} parameters: "
             f"shape {self.shape}, {self.dtype}, {len(self._tiling)} tiles of up to {samples} × {outputs} "
-            f"within {plan.in_words(self.memory)}>"
+            f"within {planning.in_words(self.memory)}>"
         )
 
     def _grid(self) -> Sequence[tuple[slice, slice]]:

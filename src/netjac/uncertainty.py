@@ -24,7 +24,7 @@ import numpy as np
 import scipy.optimize
 from numpy.typing import ArrayLike, NDArray
 
-from netjac import information, noise, plan
+from netjac import information, noise, planning
 from netjac.errors import DataError, DtypeError, MemoryBudgetError, NameLookupError, ShapeError
 from netjac.intervals import Conditioning, Prediction, Summary
 from netjac.operator import JacobianOperator
@@ -230,7 +230,7 @@ class Uncertainty:
         """
         pairs = self._matched(J)
         variances = np.empty((J.n, J.l))
-        for samples in plan.tiles(J.n, 16 * J.l * max(J.m, self.theta.size), information.CHUNK_BYTES):
+        for samples in planning.tiles(J.n, 16 * J.l * max(J.m, self.theta.size), information.CHUNK_BYTES):
             rows = J[samples].to_array(dtype=np.float64)
             A = np.zeros((self.theta.size, len(rows)))
             for there, here in pairs:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from netjac import factor, plan
+from netjac import factor, planning
 from netjac.blocks.base import Block
 from netjac.jacobian import Jacobian
 from netjac.sites import SiteForm, SiteValues, UseSite
@@ -87,7 +87,7 @@ class Extractor:
 
         Tiled where its factors would take more than ``memory``.
         """
-        budget = None if memory is None else plan.memory_bytes(memory)
+        budget = None if memory is None else planning.memory_bytes(memory)
         n = int(x[0].shape[0])
         if n == 0:
             return self._empty()
@@ -121,13 +121,13 @@ class Extractor:
         return Jacobian(self.parameters, self.output_space, y, blocks, self.coverage)
 
     def _tiled(self, theta: NDArray[Any], x: Sequence[Any], budget: int) -> TiledJacobian:
-        plan.tile_sizes(1, 1, self._most_demanding, budget)  # refused before any work
+        planning.tile_sizes(1, 1, self._most_demanding, budget)  # refused before any work
         source = FrozenNetwork(self, x, theta)
         y = source.outputs(budget)
         return TiledJacobian(source, self.parameters, self.output_space, y, self.coverage, budget)
 
     @property
-    def _most_demanding(self) -> plan.Footprint:
+    def _most_demanding(self) -> planning.Footprint:
         """What any verb of a `TiledJacobian` needs: combinations of outputs, in double precision."""
         combined = self.footprint.combined(self.output_space.size)
         return combined if self.dtype == np.float64 else combined.widened()

@@ -6,7 +6,7 @@ from math import prod
 
 import numpy as np
 
-from netjac.plan import Footprint
+from netjac.planning import Footprint
 from netjac.sites import SiteForm
 from netjac.tensorflow.assembly import Assembly
 from netjac.tensorflow.groups import transparent_root

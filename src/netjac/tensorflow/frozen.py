@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from netjac import plan
+from netjac import planning
 from netjac.blocks.base import Block
 from netjac.errors import ModelError, PicklingError
 
@@ -51,7 +51,7 @@ class FrozenNetwork:
 
     def outputs(self, budget: int) -> NDArray[Any]:
         """The flat outputs (n, l), some samples at a time."""
-        tiles = plan.tiles(int(self._x[0].shape[0]), self.footprint.sample_work, budget)
+        tiles = planning.tiles(int(self._x[0].shape[0]), self.footprint.sample_work, budget)
         parts = [self._extractor.outputs([leaf[tile] for leaf in self._x], self._theta) for tile in tiles]
         return np.concatenate(parts)
 

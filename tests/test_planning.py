@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netjac import plan
+from netjac import planning
 from netjac.errors import DataError, DtypeError, MemoryBudgetError
 
 counts = st.integers(0, 2000)
@@ -19,7 +19,7 @@ def check(n: int, tiles: list[slice]) -> None:
 
 @given(counts, st.integers(1, 300))
 def test_row_tiles_cover_every_sample_once_and_evenly(n, count):
-    tiles = plan.row_tiles(n, count)
+    tiles = planning.row_tiles(n, count)
     check(n, tiles)
     assert len(tiles) == min(n, count)
     lengths = {tile.stop - tile.start for tile in tiles}
@@ -37,22 +37,22 @@ def test_the_comparison_fails_for_a_gap_and_for_an_overlap():
 
 @given(counts, st.integers(0, 5000), st.integers(0, 100_000), st.integers(1, 5))
 def test_tiles_stay_within_the_budget_unless_one_sample_is_above_it(n, sample_bytes, budget, at_least):
-    tiles = plan.tiles(n, sample_bytes, budget, at_least)
+    tiles = planning.tiles(n, sample_bytes, budget, at_least)
     check(n, tiles)
     assert all((tile.stop - tile.start) * sample_bytes <= budget or tile.stop - tile.start == 1 for tile in tiles)
     assert len(tiles) >= min(n, at_least)
-    assert tiles == plan.tiles(n, sample_bytes, budget, at_least)
+    assert tiles == planning.tiles(n, sample_bytes, budget, at_least)
 
 
 @given(counts, st.integers(1, 5000), st.integers(1, 100_000))
 def test_there_are_no_more_tiles_than_needed(n, sample_bytes, budget):
-    count = plan.tile_count(n, sample_bytes, budget)
+    count = planning.tile_count(n, sample_bytes, budget)
     assert count <= -(-n // max(1, budget // sample_bytes))
 
 
 @given(st.integers(1, 10_000), st.integers(0, 10**9))
 def test_the_square_tile_is_the_largest_that_fits(pair_bytes, budget):
-    side = plan.square_tile(pair_bytes, budget)
+    side = planning.square_tile(pair_bytes, budget)
     assert side * side * pair_bytes <= budget or side == 1
     assert (side + 1) ** 2 * pair_bytes > budget
 
@@ -81,7 +81,7 @@ def test_the_square_tile_is_the_largest_that_fits(pair_bytes, budget):
     ],
 )
 def test_amounts_of_memory(memory, expected):
-    assert plan.memory_bytes(memory) == expected
+    assert planning.memory_bytes(memory) == expected
 
 
 @pytest.mark.parametrize(
@@ -89,23 +89,23 @@ def test_amounts_of_memory(memory, expected):
 )
 def test_what_is_no_amount_of_memory(memory):
     with pytest.raises(DataError, match="memory"):
-        plan.memory_bytes(memory)
+        planning.memory_bytes(memory)
 
 
 @pytest.mark.parametrize("memory", [None, True, [1], b"1 MB", 1j])
 def test_what_cannot_be_an_amount_of_memory(memory):
     with pytest.raises(DtypeError, match="memory must be a number of bytes"):
-        plan.memory_bytes(memory)
+        planning.memory_bytes(memory)
 
 
 @given(st.integers(1, 1 << 50))
 def test_bytes_in_words_are_no_less_and_not_much_more(size):
-    again = plan.memory_bytes(plan.in_words(size))
+    again = planning.memory_bytes(planning.in_words(size))
     assert size <= again <= size + max(size * 0.11, 1)
 
 
 sizes = st.integers(0, 10**5)
-footprints = st.builds(plan.Footprint, sizes, st.integers(1, 10**5), sizes, sizes)
+footprints = st.builds(planning.Footprint, sizes, st.integers(1, 10**5), sizes, sizes)
 
 
 @given(st.integers(1, 200), st.integers(1, 200), footprints, st.integers(1, 10**7))
@@ -113,16 +113,16 @@ def test_tiles_of_samples_and_outputs(n, l, footprint, budget):
     least = footprint.need(1, 1)
     if least > budget:
         with pytest.raises(MemoryBudgetError) as caught:
-            plan.tile_sizes(n, l, footprint, budget)
+            planning.tile_sizes(n, l, footprint, budget)
         assert caught.value.least == least
         budget = least
-    samples, rows = plan.tile_sizes(n, l, footprint, budget)
+    samples, rows = planning.tile_sizes(n, l, footprint, budget)
     assert footprint.need(samples, rows) <= budget
     assert rows == l or samples == 1  # whole outputs before some
     assert samples == n or footprint.need(samples + 1, l) > budget
     assert rows == l or footprint.need(1, rows + 1) > budget
     seen = np.zeros((n, l), int)
-    for s, r in plan.tile_grid(n, l, footprint, budget):
+    for s, r in planning.tile_grid(n, l, footprint, budget):
         assert s.stop - s.start <= samples
         assert r.stop - r.start <= rows
         seen[s, r] += 1
