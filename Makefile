@@ -18,6 +18,7 @@ $(VENV)/.installed: pyproject.toml
 	  echo "Name one that is, for example: make $(or $(MAKECMDGOALS),install) PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[tensorflow-cpu,demo,test]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps tf_keras==2.21.*  # asks for tensorflow, and has tensorflow-cpu
 	@touch $@
 
 demo: install
@@ -39,11 +40,14 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# The peers (PyTorch, JAX) live in an environment of their own: their runtimes stay out of netjac's.
+# The peers (PyTorch, JAX, others' solvers) live in an environment of their own: their runtimes stay out of netjac's.
 bench: install $(PEERS)/.installed
 	$(BIN)/python -m benchmarks --peers-python $(PEERS)/bin/python
+	$(BIN)/python -m benchmarks.fits --peers-python $(PEERS)/bin/python
+	$(BIN)/python -m benchmarks.nist
 
 $(PEERS)/.installed: benchmarks/peers-requirements.txt
 	$(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -r benchmarks/peers-requirements.txt
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps tf-levenberg-marquardt==1.0.3
 	@touch $@
