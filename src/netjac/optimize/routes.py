@@ -37,7 +37,7 @@ _SPECTRAL_WORK = 10**6
 """rows · m · min(rows, m) up to which singular values cost no more than what is around them."""
 
 _FALLBACK_WORK = 2 * 10**8
-"""The same, up to which they are the way down from a Cholesky factor that cannot be trusted; beyond, more damping is."""
+"""The same, up to which they are the way down from a Cholesky factor that cannot be trusted; beyond, more damping."""
 
 
 _INEXACT, _EXACT = 1e-2, 1e-10
