@@ -339,6 +339,20 @@ def test_rosenbrock_of_the_outputs() -> None:
     np.testing.assert_allclose(outputs_of(weights(model), X, outputs=2), 1, atol=1e-5)
 
 
+@pytest.mark.parametrize("method", ["trf", "dogbox", "lm", "netjac"])
+def test_a_fit_calls_the_function_once_a_point(method: str) -> None:
+    """And twice more at the first, to compare its derivative."""
+    seen: list[np.ndarray] = []
+
+    def residual(y: np.ndarray) -> Any:
+        seen.append(y)
+        return y[:, 0] - Y, np.ones((12, 1))
+
+    result = nj.LeastSquares(network(), X, residual=residual).solve(method, max_nfev=20)
+    assert len(seen) == result.nfev + 2
+    assert len(np.unique(seen, axis=0)) == len(seen)
+
+
 # ---------------------------------------------------------------- extra parameters
 
 
@@ -476,6 +490,7 @@ def test_a_function_that_fails_ends_the_fit_at_the_best_point(method: str, how: 
     if how == "raises":
         assert result.error is broken
     assert len(costs) == 9
+    assert result.nfev == 7
     best = min(costs[0], *costs[3:8])  # two calls are of the comparison with differences
     assert result.cost == pytest.approx(best, rel=1e-12)
     np.testing.assert_array_equal(weights(model), result.x)

@@ -382,7 +382,7 @@ def test_wrong_arguments() -> None:
         objective.fun(np.ones(3))
     with pytest.raises(DtypeError, match="real numbers"):
         objective.grad("a")
-    with pytest.raises(PicklingError, match="a Objective problem"):
+    with pytest.raises(PicklingError, match="Objective computes with a live model"):
         copy.deepcopy(objective)
 
 
@@ -409,6 +409,7 @@ def test_a_function_that_fails_ends_the_fit_at_the_best_point(method: str, how: 
     assert result.status == -4
     assert ("no convergence" if how == "raises" else "the value is nan") in result.message
     assert result.fun == min(values[:9])
+    assert result.nfev == 10
     np.testing.assert_array_equal(weights(model), result.x)
     assert quadratic_in_outputs(outputs_of(result.x, X))[0] == pytest.approx(result.fun, rel=1e-12)
 

@@ -86,7 +86,7 @@ class Problem(ABC, Generic[E]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise PicklingError(
-            f"a {type(self).__name__} problem computes with a live model and cannot be pickled: save theta "
+            f"{type(self).__name__} computes with a live model and cannot be pickled: save theta "
             "(best_theta, or x of the solver's result) and the model (model.save), and make the problem again from "
             "what was saved."
         )
@@ -138,6 +138,7 @@ class Problem(ABC, Generic[E]):
             return None
         return scipy.optimize.OptimizeResult(
             x=best.theta.copy(),
+            nfev=self._evaluations.count,
             success=False,
             status=FAILED,
             message=f"The external code failed, and x is the best point before that. {type(error).__name__}: {error}",

@@ -75,12 +75,20 @@ class Evaluations(Generic[E]):
         Evaluates at θ (M,), a float64 vector that nobody else writes to.
     allowed
         Whether a point may be the best one: within the bounds, for one.
+
+    Attributes
+    ----------
+    last, best
+        None before there are any.
+    count : int
+        Evaluations made.
     """
 
     def __init__(self, make: Callable[[Vector], E], allowed: Callable[[Vector], bool]) -> None:
         self._make, self._allowed = make, allowed
         self.last: E | None = None
         self.best: E | None = None
+        self.count = 0
 
     def at(self, theta: Vector) -> E:
         """The evaluation at θ, kept or made."""
@@ -88,6 +96,7 @@ class Evaluations(Generic[E]):
             if known is not None and np.array_equal(known.theta, theta):
                 return known
         self.last = None  # a large evaluation is freed before the next one is made
+        self.count += 1
         evaluation = self._make(theta.copy())
         self.last = evaluation
         # False for NaN: a point without a finite cost is never the best one.
@@ -97,5 +106,6 @@ class Evaluations(Generic[E]):
         return evaluation
 
     def forget(self) -> None:
-        """Drop both."""
+        """Drop both, and count from zero."""
         self.last = self.best = None
+        self.count = 0

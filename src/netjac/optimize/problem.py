@@ -367,20 +367,19 @@ class LeastSquares(Problem[_Evaluation]):
         options.one_of("method", method, options.METHODS)
         limits = self._bounds if bounds is None else names.bounds(self._space, bounds)
         options.check_bounds(method, limits)
-        form, tr_solver = options.choose(
-            self.shape,
-            method=method,
-            jac=self._form if jac is None else jac,
-            tr_solver=tr_solver,
-            x_scale=x_scale,
-            loss=loss,
-            callback=callback,
-        )
         options.check_tr_options(method, tr_options)
         options.check_progress(progress)
-        given = {"tr_solver": tr_solver, "tr_options": tr_options} if method != "netjac" else {}
-        self.forget()
         with self._fitting(loss, f_scale, limits, Monitor(progress, max_nfev)) as monitor:
+            form, tr_solver = options.choose(
+                self.shape,
+                method=method,
+                jac=self._form if jac is None else jac,
+                tr_solver=tr_solver,
+                x_scale=x_scale,
+                loss=loss,
+                callback=callback,
+            )
+            given = {"tr_solver": tr_solver, "tr_options": tr_options} if method != "netjac" else {}
             start = np.clip(self._space.ravel(dtype=np.float64), limits.lb, limits.ub)
             self._check_start(start)
             try:
@@ -488,7 +487,6 @@ class LeastSquares(Problem[_Evaluation]):
         result.x, result.fun, result.cost = best.theta.copy(), best.residual.copy(), best.cost
         result.jac, result.grad = self._derivative(best, form), self._gradient(best)
         result.optimality = float(np.abs(result.grad).max())
-        result.setdefault("nfev", self._monitor.nfev)
         return result
 
 
