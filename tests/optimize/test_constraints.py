@@ -147,6 +147,24 @@ def test_slopes_need_one_input() -> None:
         nj.OutputConstraint(model, [WHERE, WHERE], 0, of="input_jacobian")
 
 
+def test_slopes_whose_derivative_tensorflow_gets_wrong_are_refused() -> None:
+    """Keras' LayerNormalization stops the gradient of the mean; outputs themselves can be limited."""
+    stack = [keras.Input((1,)), keras.layers.Dense(4, "tanh"), keras.layers.LayerNormalization(), keras.layers.Dense(1)]
+    model = keras.Sequential(stack)
+    with pytest.raises(nj.ProbeError, match="its slopes cannot be limited"):
+        nj.OutputConstraint(model, WHERE, 0, of="input_jacobian")
+    assert nj.OutputConstraint(model, WHERE, 0).jac(nj.parameters(model).ravel()).shape == (3, 21)
+
+
+def test_slopes_of_kinks_and_in_float32() -> None:
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(5, "relu"), keras.layers.Dense(1)])
+    constraint = nj.OutputConstraint(model, WHERE, 0, of="input_jacobian")
+    theta = nj.parameters(model).ravel(dtype=np.float64) + 0.1
+    np.testing.assert_allclose(constraint.jac(theta), difference(constraint.fun, theta), atol=1e-7)
+    with pytest.raises(nj.DtypeError, match="use dtype='float64'"):
+        nj.OutputConstraint(model, WHERE, 0, of="input_jacobian", dtype=None)
+
+
 # ---------------------------------------------------------------- θ of a problem
 
 

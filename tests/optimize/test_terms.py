@@ -416,3 +416,32 @@ def test_exact_curvature_of_a_residual_from_outside_is_not_known() -> None:
     problem = nj.LeastSquares(network(), T, curvature="difference", **given)
     theta = problem.x0
     np.testing.assert_allclose(problem.hess(theta), difference(problem.grad, theta, 1e-5), atol=1e-5)
+
+
+def test_second_derivatives_that_tensorflow_gets_wrong_are_refused() -> None:
+    """Keras' LayerNormalization stops the gradient of the mean, so its second derivatives are not the function's."""
+    import keras
+
+    model = keras.Sequential(
+        [keras.Input((1,)), keras.layers.Dense(4, "tanh"), keras.layers.LayerNormalization(), keras.layers.Dense(1)]
+    )
+    problem = nj.LeastSquares(model, T, Y, curvature="exact")
+    with pytest.raises(nj.ProbeError, match=r"second derivatives .* use curvature='difference'"):
+        problem.hessp(problem.x0, problem.x0)
+    by_difference = nj.LeastSquares(model, T, Y, curvature="difference")
+    theta = by_difference.x0 + 0.1
+    np.testing.assert_allclose(by_difference.hess(theta), difference(by_difference.grad, theta, 1e-5), atol=1e-3)
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", "softplus"])
+def test_second_derivatives_of_kinks_and_of_float32_networks(activation: str) -> None:
+    import keras
+
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(20, activation), keras.layers.Dense(1)])
+    problem = nj.LeastSquares(model, T, Y, curvature="exact")
+    assert problem.hess(problem.x0).shape == (61, 61)  # biases of zero: samples lie on kinks
+    theta = problem.x0 + 0.01 * RNG.normal(size=61)
+    np.testing.assert_allclose(problem.hess(theta), difference(problem.grad, theta, 1e-7), atol=1e-4)
+    narrow = nj.LeastSquares(model, T, Y, curvature="exact", dtype=None)
+    with pytest.raises(DtypeError, match="use dtype='float64'"):
+        narrow.hessp(theta, theta)

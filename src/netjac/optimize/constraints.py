@@ -10,10 +10,10 @@ import scipy.optimize
 from numpy.typing import ArrayLike, NDArray
 from scipy.sparse.linalg import LinearOperator
 
-from netjac.errors import DataError, ModelError, ShapeError
+from netjac.errors import DataError, DtypeError, ModelError, ProbeError, ShapeError
 from netjac.optimize import options, targets
 from netjac.optimize.base import Problem, network_evaluator
-from netjac.optimize.evaluations import EvaluatedJacobian
+from netjac.optimize.evaluations import EvaluatedJacobian, Evaluator
 from netjac.optimize.losses import Vector
 from netjac.optimize.options import OptionError
 from netjac.spaces import OutputSpace
@@ -61,6 +61,8 @@ class OutputConstraint(scipy.optimize.NonlinearConstraint):
     ------
     DataError, ShapeError, OptionError
         If a limit does not fit, a lower one is above its upper one, or nothing is limited.
+    ProbeError
+        If slopes are limited and TensorFlow's second derivatives of the network are wrong.
 
     Examples
     --------
@@ -107,6 +109,8 @@ class OutputConstraint(scipy.optimize.NonlinearConstraint):
             _check_one_input(x_c)
             model, variables = _slopes(model, variables)
         self._evaluator = network_evaluator(model, x_c, variables, None, dtype)
+        if of == "input_jacobian":
+            _check_slopes(self._evaluator)
         self._m = self._evaluator.parameters.size
         self._last: tuple[Vector, EvaluatedJacobian] | None = None
         space, n = self._evaluator.output_space, targets.sample_count(x_c)
@@ -165,6 +169,32 @@ def _slopes(model: Any, variables: Any) -> tuple[Any, Any]:
     if variables is None:
         variables = parameters(model).variables
     return InputSlopes(model), variables
+
+
+def _check_slopes(evaluator: Evaluator) -> None:
+    """Compare the derivative of the slopes, a second derivative, with their difference: TensorFlow has wrong ones.
+
+    A little beside the present weights, of which zeros put samples on the kinks of a network.
+    """
+    rng = np.random.default_rng(0)
+    start = evaluator.parameters.ravel(dtype=np.float64)
+    theta = start + 0.01 * (1 + np.abs(start)) * rng.normal(size=start.shape)
+    v = rng.normal(size=start.shape)
+    at = evaluator.evaluate(theta)
+    if at.dtype != np.float64:
+        raise DtypeError("slopes are limited, and compared with differences, in float64: use dtype='float64'.")
+    claimed = at.matmat(v[:, None])[:, 0]
+    errors = []
+    for step in (1e-5, 1e-7):
+        difference = (evaluator.evaluate(theta + step * v).y - evaluator.evaluate(theta - step * v).y) / (2 * step)
+        noise = np.finfo(np.float64).eps * float(np.linalg.norm(at.y)) / step
+        size = max(float(np.linalg.norm(difference)), float(np.linalg.norm(claimed))) or 1.0
+        errors.append(max(float(np.linalg.norm(difference.reshape(-1) - claimed)) - noise, 0.0) / size)
+    if min(errors) > 1e-3:
+        raise ProbeError(
+            f"TensorFlow's second derivatives of this network disagree with a difference by {min(errors):.1e}, as they "
+            "do where an operation holds a mean or a variance fixed (LayerNormalization): its slopes cannot be limited."
+        )
 
 
 def _limit(given: Any, otherwise: float, space: OutputSpace, n: int, which: str) -> Vector:

@@ -83,11 +83,21 @@ class Evaluator:
     def second_product(self, theta: ArrayLike, u: ArrayLike, v: ArrayLike) -> NDArray[Any]:
         """Σ u[n, l] ∇²y[n, l] v (m,), for u (n, l) and v (m,): what a Gauss–Newton Hessian leaves out.
 
-        By two backward passes; compiled at the first call.
+        By two backward passes; compiled at the first call, and compared there with a difference of first derivatives.
+
+        Raises
+        ------
+        ProbeError
+            Where TensorFlow's second derivatives are wrong: some of its operations hold a mean or a variance fixed.
+        ModelError, DtypeError
+            Where an operation has none, and where the network is not evaluated in float64.
         """
+        point = np.asarray(theta, np.float64)
         if self._second is None:
-            self._second = SecondProduct(self._extractor.trace)
-        return self._second(np.asarray(theta), np.asarray(u), np.asarray(v), self._x)
+            found = SecondProduct(self._extractor.trace)
+            found.check(point, self._x, lambda at, rows: self._extractor.evaluate(self._x, at).T @ rows)
+            self._second = found
+        return self._second(point, np.asarray(u), np.asarray(v), self._x)
 
 
 def evaluator(model: Any, x: Any, variables: Sequence[Any] | None = None, *, dtype: Any = None) -> Evaluator:
