@@ -93,7 +93,8 @@ class LeastSquares(Problem[_Evaluation]):
         "auto", an array up to 64 MiB and an operator beyond.
     curvature : {"gauss-newton", "difference", "exact"}
         What `hessp` and `hess` return: Rᵀ R; central differences of the gradient; or Rᵀ R and the second derivatives of
-        the network through TensorFlow, where the residual is f(x) − y.
+        the network through TensorFlow, where the residual is f(x) − y. Those are checked at the first use, and refused
+        where they are wrong (LayerNormalization).
     dtype : "float64" or None
         What a model is evaluated in for the fit: float64 whatever it was built in, or its own type. Its weights keep
         their type.
