@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 export TF_ENABLE_ONEDNN_OPTS ?= 0
 
-.PHONY: install demo test fuzz slow lint bench
+.PHONY: install demo examples test fuzz slow lint bench
 
 install: $(VENV)/.installed
 
@@ -23,6 +23,11 @@ $(VENV)/.installed: pyproject.toml
 
 demo: install
 	$(BIN)/netjac demo --output demo-output
+
+# Two fits with SciPy's code around the network; the pictures go to demo-output/ too.
+examples: install
+	mkdir -p demo-output
+	cd demo-output && for name in ode constraint; do ../$(BIN)/python ../examples/$$name.py || exit 1; done
 
 test: install
 	$(BIN)/python -m pytest -n auto --maxprocesses 4
