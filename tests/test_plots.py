@@ -55,7 +55,7 @@ def test_fit_refuses_what_numpy_would_broadcast() -> None:
 
 
 def test_convergence_shows_cost_and_gradient() -> None:
-    history = History(np.array([1, 3]), np.array([4.0, 1.0]), np.array([2.0, 0.0]), np.array([0.0, 0.5]))
+    history = History(np.array([1, 3]), np.array([4.0, 1.0]), np.array([2.0, 0.0]), np.array([0.0, 0.5]), np.ones(2))
     ax = plots.convergence(history, axes())
     np.testing.assert_array_equal(ax.lines[0].get_xydata(), [[1, 4], [3, 1]])
     right = next(other for other in ax.figure.axes if other is not ax)
@@ -66,7 +66,7 @@ def test_convergence_shows_cost_and_gradient() -> None:
 def test_convergence_without_a_history() -> None:
     none = np.zeros(0)
     with pytest.raises(DataError, match="nothing was evaluated"):
-        plots.convergence(History(none.astype(np.intp), none, none, none), axes())
+        plots.convergence(History(none.astype(np.intp), none, none, none, none), axes())
 
 
 def band(collection: object) -> np.ndarray:
@@ -140,7 +140,7 @@ def test_a_jacobian_of_zeros_and_an_empty_one() -> None:
 def test_current_axes_are_the_default() -> None:
     import matplotlib.pyplot as plt
 
-    history = History(np.array([1]), np.array([4.0]), np.array([2.0]), np.array([0.0]))
+    history = History(np.array([1]), np.array([4.0]), np.array([2.0]), np.array([0.0]), np.ones(1))
     try:
         plt.figure()
         assert plots.convergence(history) is plt.gcf().axes[0]

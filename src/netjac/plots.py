@@ -86,7 +86,8 @@ def convergence(history: History, ax: Axes | None = None) -> Axes:
     Examples
     --------
     >>> from matplotlib.figure import Figure
-    >>> history = History(np.array([1, 2]), np.array([9.0, 1.0]), np.array([3.0, 0.1]), np.array([0.0, 0.1]))
+    >>> cost, optimality, seconds = np.array([9.0, 1.0]), np.array([3.0, 0.1]), np.array([0.0, 0.1])
+    >>> history = History(np.array([1, 2]), cost, optimality, seconds, np.full(2, np.nan))
     >>> ax = convergence(history, Figure().subplots())
     >>> ax.get_ylabel()
     'cost'

@@ -334,11 +334,10 @@ def test_a_second_solve_goes_on_from_the_first() -> None:
 # ---------------------------------------------------------------- when things go wrong
 
 
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-@pytest.mark.parametrize("method", ["trf", "dogbox", "lm"])
-def test_a_broken_fit_leaves_the_best_theta_in_the_model(error: type[BaseException], method: str) -> None:
-    model, problem = decay(fail_after=4, error=error)
-    with pytest.raises(error, match="the model broke"):
+@pytest.mark.parametrize("method", ["trf", "dogbox", "lm", "netjac"])
+def test_a_broken_fit_leaves_the_best_theta_in_the_model(method: str) -> None:
+    model, problem = decay(fail_after=4)
+    with pytest.raises(RuntimeError, match="the model broke"):
         problem.solve(method)
     costs = [np.sum((t[0] * np.exp(-t[1] * T) - Y) ** 2) for t in model.calls]
     best = int(np.argmin(costs))
@@ -396,7 +395,7 @@ def test_a_better_point_that_the_solver_rejected_is_taken() -> None:
         ({"method": "lm", "jac": "operator"}, "method 'lm' needs the Jacobian as an array"),
         ({"method": "lm", "loss": "huber"}, "plain sum of squares"),
         ({"method": "lm", "tr_solver": "lsmr"}, "no tr_solver"),
-        ({"method": "lm", "callback": print}, "calls no callback"),
+        ({"method": "lm", "linear_solver": "svd"}, "linear_solver is of method 'netjac'"),
         ({"method": "netjac", "tr_solver": "lsmr"}, "method 'netjac' has no tr_solver"),
         ({"method": "netjac", "tr_options": {"maxiter": 3}}, r"takes no tr_options, and \['maxiter'\] were given"),
         ({"method": "lm", "tr_options": {"maxiter": 3}}, "method 'lm' takes no tr_options"),
@@ -442,7 +441,7 @@ def test_lm_needs_as_many_residuals_as_parameters() -> None:
     ],
 )
 def test_choice_of_the_jacobian(given_options: dict[str, Any], expected: tuple[str, str | None]) -> None:
-    defaults = {"method": "trf", "jac": "auto", "tr_solver": None, "x_scale": None, "loss": "linear", "callback": None}
+    defaults = {"method": "trf", "jac": "auto", "tr_solver": None, "x_scale": None, "loss": "linear"}
     arguments = {"shape": (30, 2), **defaults, **given_options}
     assert options.choose(arguments.pop("shape"), **arguments) == expected
 
@@ -581,7 +580,7 @@ def test_progress_into_a_stream() -> None:
     result = problem.solve(progress=stream)
     lines = stream.getvalue().splitlines()
     assert len(lines) == len(result.history)
-    assert lines[0].startswith("step   0  evaluations   1  cost ")
+    assert lines[0].startswith("iteration   0  evaluations   1  cost ")
 
 
 def test_no_progress_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -> None:

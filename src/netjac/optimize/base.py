@@ -12,12 +12,18 @@ from numpy.typing import ArrayLike, NDArray
 
 from netjac.errors import DtypeError, PicklingError, ShapeError
 from netjac.optimize import names
+from netjac.optimize.callbacks import Stopped
+from netjac.optimize.checkpoint import digest
 from netjac.optimize.evaluations import Evaluated, Evaluations, Evaluator
 from netjac.optimize.losses import Vector
+from netjac.optimize.watch import Watch
 from netjac.spaces import ParameterSpace
 
+INTERRUPTED = -3
+"""Status of a fit that ended by Ctrl-C."""
+
 FAILED = -4
-"""Status of a fit that ended because the code from outside failed; SciPy's and ours for Ctrl-C are others."""
+"""Status of a fit that ended because the code from outside failed."""
 
 FEASIBLE = 1e-6
 """By how much a point may violate a constraint and still be the best one."""
@@ -33,6 +39,7 @@ class Problem(ABC, Generic[E]):
         self._bounds = names.bounds(space, bounds)
         self._limits = self._bounds  # those of the fit that is running
         self._constraints: Sequence[Any] = ()  # of SciPy's kinds, of the fit that is running
+        self._watch = Watch()  # of the fit that is running
         found = names.prior(space, prior)
         self._prior: Vector | None = None if found is None else found[0]
         self._mean: Vector = np.zeros(space.size) if found is None else found[1]
@@ -131,19 +138,59 @@ class Problem(ABC, Generic[E]):
         if self._evaluations.best is not None:
             self._space.assign(self._evaluations.best.theta)
 
-    def _failed(self, error: BaseException) -> scipy.optimize.OptimizeResult | None:
-        """The result of a fit that ended because the code from outside failed; None where it was something else."""
+    def _ended(self, error: BaseException, stopped: tuple[int, str]) -> scipy.optimize.OptimizeResult | None:
+        """The result of a fit that Ctrl-C, a callback or a failure of the code from outside ended; else None.
+
+        Parameters
+        ----------
+        error
+            What was raised.
+        stopped
+            Status and message where a callback did.
+        """
         best = self._evaluations.best
-        if best is None or error is not self._failure:
+        if best is None:
             return None
-        return scipy.optimize.OptimizeResult(
-            x=best.theta.copy(),
-            nfev=self._evaluations.count,
-            success=False,
-            status=FAILED,
-            message=f"The external code failed, and x is the best point before that. {type(error).__name__}: {error}",
-            error=error,
-        )
+        result = scipy.optimize.OptimizeResult(x=best.theta.copy(), nfev=self._evaluations.count, success=False)
+        if isinstance(error, KeyboardInterrupt):
+            result.update(status=INTERRUPTED, message="Interrupted; the result is the best point so far.")
+        elif isinstance(error, Stopped):
+            result.update(status=stopped[0], message=stopped[1])
+        elif error is self._failure:
+            said = f"{type(error).__name__}: {error}"
+            message = f"The external code failed, and x is the best point before that. {said}"
+            result.update(status=FAILED, message=message, error=error)
+        else:
+            return None
+        return result
+
+    def _largest(self, theta: Vector, gradient: Vector) -> float:
+        """‖gradient‖_∞ without the entries that push a parameter against its bound."""
+        pushing = ((theta <= self._limits.lb) & (gradient > 0)) | ((theta >= self._limits.ub) & (gradient < 0))
+        return float(np.max(np.abs(gradient[~pushing]), initial=0.0))
+
+    def _identity(self, method: Any, limits: scipy.optimize.Bounds) -> dict[str, Any]:
+        """What a checkpoint of a fit must agree in, as JSON holds it."""
+        return {
+            "problem": type(self).__name__,
+            "method": named(method),
+            "parameters": [[segment.name, list(segment.shape)] for segment in self._space],
+            "bounds": digest(limits.lb, limits.ub),
+            "prior": None if self._prior is None else digest(self._prior, self._mean),
+        }
+
+    def _start(self, limits: scipy.optimize.Bounds) -> Vector:
+        """Where a fit starts: at the present parameters, or where the one that it continues stood."""
+        resumed = self._watch.resumed
+        if resumed is None:
+            return np.clip(self._space.ravel(dtype=np.float64), limits.lb, limits.ub)
+        self._watch.go_on(self._at(resumed.best).cost)
+        return (resumed.best if resumed.state is None else resumed.state.x).copy()
+
+
+def named(value: Any) -> Any:
+    """A choice as it is written in a checkpoint: a callable by its name."""
+    return getattr(value, "__qualname__", type(value).__name__) if callable(value) else value
 
 
 def violation(constraint: Any, theta: Vector) -> float:

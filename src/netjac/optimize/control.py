@@ -42,6 +42,8 @@ class State:
         Largest column norms so far, where those are the scale.
     nfev, njev, nit : int
         Evaluations of the residual and of its derivative, and accepted steps.
+    met : int, or None
+        Code of the test that the last accepted step met: the run ends at its point.
     """
 
     x: Vector
@@ -54,6 +56,7 @@ class State:
     nfev: int = 0
     njev: int = 0
     nit: int = 0
+    met: int | None = None
 
 
 Solve = Callable[[float], Vector | None]

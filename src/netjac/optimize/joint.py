@@ -54,6 +54,11 @@ class Joint:
         return sum(known) if len(known) == len(sizes) else None
 
     @property
+    def known(self) -> tuple[NDArray[Any], ...]:
+        """See `Source`."""
+        return tuple(array for source in self._sources for array in source.known)
+
+    @property
     def failure(self) -> BaseException | None:
         """See `Source`."""
         return next((source.failure for source in self._sources if source.failure is not None), None)

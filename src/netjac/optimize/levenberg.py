@@ -78,7 +78,7 @@ class Iteration:
 
     def _iterate(self) -> int:
         """Steps until something ends them: its code."""
-        status: int | None = None
+        status = self.state.met
         shown = _Shown(self.verbose == 2)
         taken: _Step | None = None
         while True:
@@ -163,7 +163,7 @@ class Iteration:
                 status = 4 if by_f and by_x else 2 if by_f else 3 if by_x else None
                 if gain > _LEAST_GAIN and reduction > 0:
                     state = control.accepted(self.state, gain, scaled)
-                    self.state = replace(state, x=new.x, nit=state.nit + 1)
+                    self.state = replace(state, x=new.x, nit=state.nit + 1, met=status)
                     return _Step(new, reduction, length), status
                 if status is not None:
                     return None, status

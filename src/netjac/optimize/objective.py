@@ -12,10 +12,11 @@ matrix-vector products for second-order gradient descent"), which the factors mu
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self, final
+from typing import Any, Self, TextIO, final
 
 import numpy as np
 import scipy.optimize
@@ -24,11 +25,14 @@ from numpy.typing import ArrayLike, NDArray
 from netjac.errors import DataError
 from netjac.optimize import hessian, methods, names, options
 from netjac.optimize.base import Problem, network_evaluator
+from netjac.optimize.callbacks import Callback, Stopped, by_result
+from netjac.optimize.checkpoint import Fit
 from netjac.optimize.evaluations import EvaluatedJacobian, Evaluator
 from netjac.optimize.external import External, ObjectiveAnswer, objective_reader
 from netjac.optimize.losses import Vector
 from netjac.optimize.options import OptionError
 from netjac.optimize.rows import Factors, Rows, rows_of
+from netjac.optimize.watch import Watch
 
 CURVATURES = ("auto", *hessian.CURVATURES)
 
@@ -45,6 +49,12 @@ class _Evaluation:
     @cached_property
     def rows(self) -> Rows:
         return rows_of(self.network, self.m)
+
+    @cached_property
+    def gradient(self) -> Vector:
+        """Without the prior's; asked for by the optimiser and by the history."""
+        answer = _answer(self)
+        return np.concatenate([self.rows.rmatvec(answer.gradient.reshape(-1)), answer.extra])
 
 
 @final
@@ -215,6 +225,10 @@ class Objective(Problem[_Evaluation]):
         tol: float | None = None,
         callback: Any = None,
         options: dict[str, Any] | None = None,
+        progress: bool | TextIO = False,
+        checkpoint: str | os.PathLike[str] | None = None,
+        checkpoint_every: float = 10.0,
+        resume: str | os.PathLike[str] | None = None,
     ) -> scipy.optimize.OptimizeResult:
         """Minimise with `scipy.optimize.minimize`; afterwards the model holds the best parameters seen.
 
@@ -226,35 +240,57 @@ class Objective(Problem[_Evaluation]):
             `netjac.OutputConstraint`, or any constraint of SciPy's, or a list of them.
         bounds
             Instead of the objective's own, in the same forms. The start is moved into them.
-        tol, callback, options
+        tol, options
             Handed to SciPy as they are.
+        callback
+            Called after every iteration, in the signatures that SciPy has for the method: ``intermediate_result`` (of
+            TNC too, with x and fun), or under any other name x, for trust-constr (x, state). StopIteration ends the
+            fit, and so does returning True where SciPy has it so (trust-constr).
+        progress, checkpoint, checkpoint_every
+            As for `netjac.LeastSquares.solve`.
+        resume
+            A checkpoint to go on from, of the same fit: the method starts anew from the best point.
 
         Returns
         -------
         scipy.optimize.OptimizeResult
-            SciPy's. If the code from outside raises or returns NaN, the fit stops: ``success`` is False, ``status`` -4,
-            ``error`` the exception, and x the best point before. With constraints, the best point is one that violates
-            none by more than 1e-6.
+            SciPy's, with a `History` added as ``history``. After Ctrl-C: ``success`` is False, ``status`` -3, and x the
+            best point. If the code from outside raises or returns NaN, the fit stops: ``success`` is False, ``status``
+            -4, ``error`` the exception, and x the best point before. With constraints, the best point is one that
+            violates none by more than 1e-6.
 
         Raises
         ------
         OptionError
             If there is no such method, or it cannot honour the bounds or the constraints; before any work.
+        DataError, CheckpointNotFoundError
+            If the checkpoint is damaged or of another fit; if there is none, or no folder for it.
 
         Notes
         -----
-        What the code from outside raises at the start goes on, and so does every other exception, Ctrl-C included; the
-        model then holds the best point, if there was one.
+        What the code from outside raises at the start goes on, and so do Ctrl-C before there is a best point, and every
+        other exception; the model then holds the best point, if there was one.
         """
         limits = self._bounds if bounds is None else names.bounds(self._space, bounds)
         kind = methods.choose(method, limits, constraints)
         bounded = bool(np.any(np.isfinite(limits.lb) | np.isfinite(limits.ub)))
+        told = None if callback is None else by_result(callback, with_state=kind is methods.METHODS["trust-constr"])
+        watch = Watch.opened(
+            lambda: self._evaluations.best,
+            lambda: Fit(self._identity(method, limits) | {"constraints": len(_listed(constraints))}),
+            progress=progress,
+            path=checkpoint,
+            every=checkpoint_every,
+            resume=resume,
+        )
         self.forget()
-        self._limits, self._constraints = limits, _listed(constraints)
+        self._limits, self._constraints, self._watch = limits, _listed(constraints), watch
         try:
+            start = self._start(limits)
+            self._seen(start, self._finite_fun(start), kind.gradient)
             result = scipy.optimize.minimize(
                 self._finite_fun,
-                np.clip(self._space.ravel(dtype=np.float64), limits.lb, limits.ub),
+                start,
                 method=method,
                 jac=self.grad if kind.gradient else None,
                 hess=self.hess if kind.hessian == "matrix" else None,
@@ -262,20 +298,45 @@ class Objective(Problem[_Evaluation]):
                 bounds=limits if bounded else None,
                 constraints=constraints,
                 tol=tol,
-                callback=callback,
+                callback=self._watched(told, kind.gradient),
                 options=options,
             )
             self._take_best(result)
+            self._space.assign(result.x)
         except BaseException as error:
             self._keep_best()
-            failed = self._failed(error)
-            if failed is None:
+            ended = self._ended(error, (99, "`callback` raised `StopIteration`."))  # as SciPy says it
+            if ended is None:
                 raise
-            result = self._complete(failed)
+            result = self._complete(ended)
         finally:
-            self._limits, self._constraints, self._stop = self._bounds, (), None
-        self._space.assign(result.x)
+            self._limits, self._constraints, self._watch, self._stop = self._bounds, (), Watch(), None
+            watch.close()
+        result.history = watch.history
         return result
+
+    def _seen(self, theta: Vector, value: float, gradient: bool) -> None:
+        """An iterate, for the history; its gradient only where the method takes one."""
+        optimality = self._largest(theta, self._gradient(self._at(theta))) if gradient else np.nan
+        self._watch.iterate(theta, value, optimality)
+
+    def _watched(self, told: Callback | None, gradient: bool) -> Callable[[Any], Any]:
+        """The callback that SciPy gets, for which every method has a place."""
+
+        def call(intermediate_result: Any) -> Any:
+            result = intermediate_result
+            if not isinstance(result, scipy.optimize.OptimizeResult):  # TNC shows x alone
+                result = scipy.optimize.OptimizeResult(x=np.array(result, np.float64))
+            theta = np.array(result.x, np.float64)
+            if "fun" not in result:
+                result.fun = self.fun(theta)
+            self._seen(theta, float(result.fun), gradient)
+            try:
+                return None if told is None else told(result)
+            except StopIteration:
+                raise Stopped from None
+
+        return call
 
     def _finite_fun(self, theta: ArrayLike) -> float:
         value = self.fun(theta)
@@ -304,6 +365,7 @@ class Objective(Problem[_Evaluation]):
         return self._stop or self._external.failure
 
     def _make(self, theta: Vector) -> _Evaluation:
+        self._watch.evaluated()
         network = self._evaluator.evaluate(theta[: self._m])
         if not np.all(np.isfinite(network.y)):  # a trial point too far away; the function need not see that
             return _Evaluation(theta, network, self._m, None, float("nan"))
@@ -312,12 +374,9 @@ class Objective(Problem[_Evaluation]):
         return _Evaluation(theta, network, self._m, answer, cost)
 
     def _gradient(self, evaluation: _Evaluation) -> Vector:
-        answer = _answer(evaluation)
-        network: Vector = evaluation.rows.rmatvec(answer.gradient.reshape(-1))
-        gradient = np.concatenate([network, answer.extra])
         if self._prior is None:
-            return gradient
-        return gradient + self._prior**2 * (evaluation.theta - self._mean)
+            return evaluation.gradient.copy()
+        return evaluation.gradient + self._prior**2 * (evaluation.theta - self._mean)
 
 
 def _answer(evaluation: _Evaluation) -> ObjectiveAnswer:

@@ -56,6 +56,12 @@ def check_tr_options(method: str, tr_options: Any) -> None:
         raise OptionError(f"method {method!r} takes no tr_options, and {sorted(tr_options)} were given.")
 
 
+def check_linear_solver(method: str, linear_solver: Any) -> None:
+    """Refuse the choice of a linear algebra where the method makes its own."""
+    if method != "netjac" and linear_solver != "auto":
+        raise OptionError(f"linear_solver is of method 'netjac', and the method is {method!r}: leave it 'auto'.")
+
+
 def check_bounds(method: str, bounds: Bounds) -> None:
     """Refuse bounds that the method would not keep, and such that leave a parameter nothing."""
     bounded = int(np.sum(np.isfinite(bounds.lb) | np.isfinite(bounds.ub)))
@@ -85,7 +91,6 @@ def choose(
     tr_solver: str | None,
     x_scale: Any,
     loss: Loss,
-    callback: Any,
 ) -> tuple[str, str | None]:
     """The form of the Jacobian ("dense" or "operator") and SciPy's ``tr_solver`` that goes with it.
 
@@ -93,7 +98,7 @@ def choose(
     ----------
     shape
         (n*l, m) of the Jacobian.
-    method, jac, tr_solver, x_scale, loss, callback
+    method, jac, tr_solver, x_scale, loss
         As for `netjac.LeastSquares.solve`.
 
     Raises
@@ -103,7 +108,7 @@ def choose(
 
     Examples
     --------
-    >>> choose((400, 50), method="trf", jac="auto", tr_solver=None, x_scale=None, loss="linear", callback=None)
+    >>> choose((400, 50), method="trf", jac="auto", tr_solver=None, x_scale=None, loss="linear")
     ('dense', 'exact')
     """
     rows, m = shape
@@ -122,7 +127,7 @@ def choose(
             raise OptionError(f"method 'netjac' has no tr_solver ({tr_solver!r} was given): it chooses by the shape.")
         return ("dense" if jac == "dense" else "operator"), None
     if method == "lm":
-        return _choose_lm(rows, m, jac, tr_solver, loss, callback)
+        return _choose_lm(rows, m, jac, tr_solver, loss)
     if jac == "operator":
         if tr_solver == "exact":
             raise OptionError("tr_solver='exact' needs the Jacobian as an array: use jac='dense', or tr_solver='lsmr'.")
@@ -142,7 +147,7 @@ def choose(
     return form, "exact" if form == "dense" else "lsmr"
 
 
-def _choose_lm(rows: int, m: int, jac: str, tr_solver: str | None, loss: Loss, callback: Any) -> tuple[str, str | None]:
+def _choose_lm(rows: int, m: int, jac: str, tr_solver: str | None, loss: Loss) -> tuple[str, str | None]:
     if jac == "operator":
         raise OptionError("method 'lm' needs the Jacobian as an array: use jac='dense', or method 'trf' or 'dogbox'.")
     if tr_solver is not None:
@@ -151,8 +156,6 @@ def _choose_lm(rows: int, m: int, jac: str, tr_solver: str | None, loss: Loss, c
         raise OptionError(
             "method 'lm' minimises the plain sum of squares only: use method 'trf' or 'dogbox' with a loss."
         )
-    if callback is not None:
-        raise OptionError("method 'lm' calls no callback: use method 'trf' or 'dogbox', or read result.history.")
     if rows < m:
         raise OptionError(
             f"method 'lm' needs at least as many residuals (n·l) as parameters (m), and there are {rows} residuals "

@@ -15,10 +15,11 @@ asked for before pays nothing more than the form wanted: an array, or an operato
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Self, TextIO, final
 
 import numpy as np
@@ -26,15 +27,19 @@ import scipy.optimize
 from numpy.typing import ArrayLike, NDArray
 
 from netjac.errors import DataError
-from netjac.optimize import hessian, losses, names, options, targets
-from netjac.optimize.base import Problem, network_evaluator
+from netjac.optimize import callbacks, hessian, losses, names, options, solvers, targets
+from netjac.optimize.base import Problem, named, network_evaluator
+from netjac.optimize.callbacks import Told
+from netjac.optimize.checkpoint import Fit, digest
+from netjac.optimize.control import State
 from netjac.optimize.evaluations import Evaluator
 from netjac.optimize.hessian import CURVATURES
+from netjac.optimize.levenberg import MESSAGES
 from netjac.optimize.losses import LOSSES, Loss, Vector
-from netjac.optimize.monitor import Monitor
 from netjac.optimize.options import OptionError
 from netjac.optimize.residual import ResidualJacobian
 from netjac.optimize.sources import Data, FromOutside, Source, Targets
+from netjac.optimize.watch import Watch
 
 
 @final
@@ -235,7 +240,6 @@ class LeastSquares(Problem[_Evaluation]):
         self._form, self._curvature = jac, curvature
         self._loss: Loss = "linear"
         self._f_scale = 1.0
-        self._monitor = Monitor()
         self._stop: BaseException | None = None
         self._prepare(source.space, source.extra, bounds, prior)
 
@@ -320,9 +324,13 @@ class LeastSquares(Problem[_Evaluation]):
         jac: str | None = None,
         tr_solver: str | None = None,
         tr_options: dict[str, Any] | None = None,
+        linear_solver: str = "auto",
         callback: Any = None,
         verbose: int = 0,
         progress: bool | TextIO = False,
+        checkpoint: str | os.PathLike[str] | None = None,
+        checkpoint_every: float = 10.0,
+        resume: str | os.PathLike[str] | None = None,
     ) -> scipy.optimize.OptimizeResult:
         """Fit by least squares; afterwards the model holds the best parameters seen.
 
@@ -331,9 +339,16 @@ class LeastSquares(Problem[_Evaluation]):
         method : {"trf", "dogbox", "lm", "netjac"}
             A method of `scipy.optimize.least_squares`, or `netjac.least_squares`. "lm" needs as many residuals as
             parameters, and honours no bounds.
-        max_nfev, ftol, xtol, gtol, x_scale, f_scale, tr_solver, tr_options, callback, verbose
+        max_nfev, ftol, xtol, gtol, x_scale, f_scale, tr_solver, tr_options, verbose
             Handed to the solver as they are. SciPy's remaining options concern finite differences and arguments of
             functions, and do not apply.
+        linear_solver
+            Of "netjac"; see `netjac.least_squares`.
+        callback
+            Called after every accepted step with ``intermediate_result`` (an `OptimizeResult`: x, fun, cost, nit, nfev
+            and, of "netjac", more), or, under any other name of its parameter, with x. Ends the fit by raising
+            StopIteration or returning True. "lm" has none in SciPy; here the Jacobian that it asks for after every
+            accepted step calls it.
         loss
             Of the data's residuals; the prior's rows stay squared.
         bounds
@@ -343,89 +358,158 @@ class LeastSquares(Problem[_Evaluation]):
             ``tr_solver="exact"``, for ``x_scale="jac"`` and for anything up to 64 MiB, else an operator with
             ``tr_solver="lsmr"``; for "netjac", "auto" is the factors.
         progress
-            False; True for one line on the terminal; or a text stream, which gets lines even if it is no terminal.
+            False; True for one line on the terminal or in a notebook; or a text stream, which gets lines even if it is
+            no terminal.
+        checkpoint
+            A file that holds the state of the fit, written after an accepted step and at the end, and whole at every
+            moment.
+        checkpoint_every
+            Seconds from one checkpoint to the next, at least; 0 for one after every step.
+        resume
+            A checkpoint to go on from, of the same fit: "netjac" takes the steps that it would have taken, to the same
+            end, with ``max_nfev`` counting from the first start; SciPy's methods start anew from the best point. The
+            tolerances and ``max_nfev`` may be others.
 
         Returns
         -------
         scipy.optimize.OptimizeResult
-            SciPy's, with a `History` added as ``history``. If the code from outside raises or returns NaN in its
-            derivative, the fit stops: ``success`` is False, ``status`` -4, ``error`` the exception, and x the best
-            point before.
+            SciPy's, with a `History` added as ``history``. After Ctrl-C: ``success`` is False, ``status`` -3, and x the
+            best point. If the code from outside raises or returns NaN in its derivative, the fit stops: ``success`` is
+            False, ``status`` -4, ``error`` the exception, and x the best point before.
 
         Raises
         ------
         OptionError
             If the options exclude each other, or the method cannot honour the bounds; before any work.
         DataError
-            If the residual at the start is not finite.
+            If the residual at the start is not finite; if the checkpoint is damaged or of another fit.
+        CheckpointNotFoundError
+            A FileNotFoundError: there is no such checkpoint, or no folder for it.
 
         Notes
         -----
-        Whatever else ends the fit early (an error of the model, Ctrl-C), the model gets the best parameters seen before
-        the exception goes on. A trial point whose residual is not finite is a rejected step; "lm" cannot step back, and
-        ends there.
+        Whatever else ends the fit early (an error of the model, a second Ctrl-C), the model gets the best parameters
+        seen before the exception goes on. A trial point whose residual is not finite is a rejected step; "lm" cannot
+        step back, and ends there.
         """
         options.one_of("method", method, options.METHODS)
         limits = self._bounds if bounds is None else names.bounds(self._space, bounds)
         options.check_bounds(method, limits)
         options.check_tr_options(method, tr_options)
-        options.check_progress(progress)
-        with self._fitting(loss, f_scale, limits, Monitor(progress, max_nfev)) as monitor:
+        options.check_linear_solver(method, linear_solver)
+        form = self._form if jac is None else jac
+
+        def which() -> Fit:
+            about = self._identity(method, limits) | {"data": digest(*self._source.known)}
+            about |= {"loss": named(loss), "f_scale": float(f_scale), "jac": form, "linear_solver": linear_solver}
+            about["x_scale"] = x_scale if x_scale is None or isinstance(x_scale, str) else digest(x_scale)
+            return Fit(about, (ftol, xtol, gtol))
+
+        watch = Watch.opened(
+            lambda: self._evaluations.best,
+            which,
+            progress=progress,
+            max_nfev=max_nfev,
+            path=checkpoint,
+            every=checkpoint_every,
+            resume=resume,
+        )
+        with self._fitting(loss, f_scale, limits, watch):
+            start = self._start(limits)
             form, tr_solver = options.choose(
-                self.shape,
-                method=method,
-                jac=self._form if jac is None else jac,
-                tr_solver=tr_solver,
-                x_scale=x_scale,
-                loss=loss,
-                callback=callback,
+                self.shape, method=method, jac=form, tr_solver=tr_solver, x_scale=x_scale, loss=loss
             )
-            given = {"tr_solver": tr_solver, "tr_options": tr_options} if method != "netjac" else {}
-            start = np.clip(self._space.ravel(dtype=np.float64), limits.lb, limits.ub)
             self._check_start(start)
+            common = {
+                "bounds": limits,
+                "ftol": ftol,
+                "xtol": xtol,
+                "gtol": gtol,
+                "x_scale": x_scale,
+                "loss": loss if self._prior is None else _of_data(loss, self._at(start).data.residual.size),
+                "f_scale": f_scale,
+                "max_nfev": max_nfev,
+                "verbose": verbose,
+            }
+            told = callbacks.stops(callback)
             try:
-                result = _solver(method)(
-                    self._finite_fun if method == "lm" else self.fun,
-                    start,
-                    jac=lambda theta: self._iterate(theta, form),
-                    bounds=limits,
-                    ftol=ftol,
-                    xtol=xtol,
-                    gtol=gtol,
-                    x_scale=x_scale,
-                    loss=loss if self._prior is None else _of_data(loss, self._at(start).data.residual.size),
-                    f_scale=f_scale,
-                    max_nfev=max_nfev,
-                    verbose=verbose,
-                    callback=callback,
-                    **given,
-                )
+                if method == "netjac":
+                    result = self._run_own(start, form, told, linear_solver=linear_solver, **common)
+                elif method == "lm":
+                    result = self._run_minpack(start, told, **common)
+                else:
+                    trust = {"tr_solver": tr_solver, "tr_options": tr_options}
+                    result = scipy.optimize.least_squares(
+                        self.fun,
+                        start,
+                        lambda theta: self._iterate(theta, form),
+                        method=method,
+                        callback=None if told is None else callbacks.raising(told),
+                        **common,
+                        **trust,
+                    )
                 self._take_best(result, form)
-            except Exception as error:
-                failed = self._failed(error)
-                if failed is None:
+            except BaseException as error:
+                ended = self._ended(error, (-2, MESSAGES[-2]))
+                if ended is None:
                     raise
-                result = self._complete(failed, form)
+                result = self._complete(ended, form)
             self._space.assign(result.x)
-            result.history = monitor.history
+            result.history = watch.history
         return result
 
+    def _run_own(self, start: Vector, form: str, told: Told, **options: Any) -> scipy.optimize.OptimizeResult:
+        """`netjac.least_squares`, whose own gradient and damping go into the history."""
+        watch, evaluation = self._watch, self._at(start)
+        state = None if watch.resumed is None else watch.resumed.state
+        if state is None:
+            optimality = self._largest(start, self._gradient(evaluation))
+            watch.iterate(start, evaluation.cost, optimality, state=State(start))
+
+        def callback(intermediate_result: scipy.optimize.OptimizeResult) -> bool:
+            now = intermediate_result
+            watch.iterate(now.x, now.cost, now.optimality, damping=now.damping, nfev=now.nfev, state=now.state)
+            return told is not None and told(now)
+
+        return solvers.least_squares(
+            self.fun,
+            start,
+            lambda theta: self._derivative(self._at(theta), form),
+            callback=callback,
+            state=state,
+            **options,
+        )
+
+    def _run_minpack(self, start: Vector, told: Told, **options: Any) -> scipy.optimize.OptimizeResult:
+        """SciPy's "lm", which asks for the Jacobian at the start and after every accepted step, and calls nobody."""
+
+        def jac(theta: Vector) -> NDArray[np.float64] | ResidualJacobian:
+            before = len(self._watch.history)
+            J = self._iterate(theta, "dense")
+            nit = len(self._watch.history) - 1
+            if told is not None and nit == before and not np.array_equal(theta, start):
+                now = self._at(theta)
+                seen = {"x": now.theta.copy(), "fun": now.residual.copy(), "cost": now.cost, "nit": nit}
+                if told(scipy.optimize.OptimizeResult(seen, nfev=self._evaluations.count)):
+                    raise callbacks.Stopped
+            return J
+
+        return scipy.optimize.least_squares(self._finite_fun, start, jac, method="lm", **options)
+
     @contextmanager
-    def _fitting(
-        self, loss: Loss, f_scale: float, limits: scipy.optimize.Bounds, monitor: Monitor
-    ) -> Iterator[Monitor]:
+    def _fitting(self, loss: Loss, f_scale: float, limits: scipy.optimize.Bounds, watch: Watch) -> Iterator[None]:
         """The best point is judged by what the fit minimises; whatever ends it early, the model gets that point."""
         self.forget()
-        self._loss, self._f_scale, self._limits, self._monitor = loss, f_scale, limits, monitor
+        self._loss, self._f_scale, self._limits, self._watch = loss, f_scale, limits, watch
         try:
-            yield monitor
+            yield
         except BaseException:
             self._keep_best()
             raise
         finally:
-            monitor.close()
-            self._loss, self._f_scale, self._limits, self._monitor = "linear", 1.0, self._bounds, Monitor()
+            self._loss, self._f_scale, self._limits, self._watch = "linear", 1.0, self._bounds, Watch()
             self._stop = None
+            watch.close()
 
     def _check_start(self, start: Vector) -> None:
         residual = self._at(start).residual
@@ -453,7 +537,7 @@ class LeastSquares(Problem[_Evaluation]):
         prior = self._prior_residual(theta)
         cost = losses.cost(data.residual, self._loss, self._f_scale) + losses.cost(prior)
         residual = np.concatenate([data.residual, prior]) if prior.size else data.residual
-        self._monitor.evaluated()
+        self._watch.evaluated()
         return _Evaluation(theta, data, residual, cost, self._prior)
 
     def _derivative(self, evaluation: _Evaluation, form: str) -> NDArray[np.float64] | ResidualJacobian:
@@ -467,8 +551,10 @@ class LeastSquares(Problem[_Evaluation]):
         return gradient
 
     def _iterate(self, theta: ArrayLike, form: str) -> NDArray[np.float64] | ResidualJacobian:
+        """What a method of SciPy's gets where it asks for the Jacobian: at the start and after accepted steps."""
         evaluation = self._at(theta)
-        self._monitor.iterate(evaluation.cost, float(np.abs(self._gradient(evaluation)).max()))
+        optimality = self._largest(evaluation.theta, self._gradient(evaluation))
+        self._watch.iterate(evaluation.theta, evaluation.cost, optimality)
         return self._derivative(evaluation, form)
 
     def _take_best(self, result: scipy.optimize.OptimizeResult, form: str) -> None:
@@ -504,15 +590,6 @@ def _source(evaluator: Evaluator, y: Any, residual: Any, extra: Any, weights: An
     if residual is None:
         return Targets(evaluator, y, weights)
     return FromOutside(evaluator, residual, extra, weights, check)
-
-
-def _solver(method: str) -> Callable[..., scipy.optimize.OptimizeResult]:
-    """The function behind a method, with the signature of `scipy.optimize.least_squares`."""
-    if method == "netjac":
-        from netjac.optimize import solvers
-
-        return solvers.least_squares
-    return partial(scipy.optimize.least_squares, method=method)
 
 
 def _of_data(loss: Loss, size: int) -> Loss:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from numpy.typing import ArrayLike
 from scipy.optimize import OptimizeResult
 
 from netjac.errors import ShapeError
+from netjac.optimize import callbacks
 from netjac.optimize.control import State
 from netjac.optimize.levenberg import Iteration
 from netjac.optimize.losses import Loss, Vector
@@ -117,7 +117,7 @@ def least_squares(
         _checked_scale(x_scale, problem.x0),
         100 * len(problem.x0) if max_nfev is None else max_nfev,
         linear_solver,
-        _wrapped(callback),
+        callbacks.stops(callback),
         verbose,
     )
     return fit.run(State(problem.x0) if state is None else state)
@@ -142,19 +142,3 @@ def _checked_scale(x_scale: Any, x0: Vector) -> Vector | str | None:
     if scale.shape not in ((), x0.shape):
         raise ShapeError(f"x_scale must be a number or of shape {x0.shape}, as x0 is, and has {scale.shape}.")
     return np.broadcast_to(scale, x0.shape).copy()
-
-
-def _wrapped(callback: Callable[..., Any] | None) -> Callable[[OptimizeResult], bool] | None:
-    """The callback with SciPy's two signatures made one; True where the fit is to end."""
-    if callback is None:
-        return None
-    by_result = set(inspect.signature(callback).parameters) == {"intermediate_result"}
-
-    def call(result: OptimizeResult) -> bool:
-        try:
-            stop = callback(intermediate_result=result) if by_result else callback(result.x)
-        except StopIteration:
-            return True
-        return stop is True
-
-    return call

@@ -54,6 +54,10 @@ class Source(Protocol):
         """d, where it is known before the first evaluation."""
 
     @property
+    def known(self) -> tuple[NDArray[Any], ...]:
+        """The data that were given as arrays: targets and weights."""
+
+    @property
     def failure(self) -> BaseException | None:
         """What code from outside raised at its last call."""
 
@@ -82,6 +86,7 @@ class Targets:
         self._y = targets.flatten(evaluator.output_space, y)
         self.size = self._y.size
         self._root = None if weights is None else _root(check_weights(weights), self._y.shape, self.size)
+        self.known: tuple[NDArray[Any], ...] = (self._y,) if self._root is None else (self._y, self._root)
 
     def evaluate(self, theta: Vector) -> Data:
         """See `Source`."""
@@ -124,6 +129,7 @@ class FromOutside:
         self._evaluator = evaluator
         self._m = evaluator.parameters.size
         self._weights = None if weights is None else check_weights(weights)
+        self.known: tuple[NDArray[Any], ...] = () if self._weights is None else (self._weights,)
         self._external = External(function, read_residual, evaluator.output_space, self.extra, check)
 
     @property
