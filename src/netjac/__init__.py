@@ -65,7 +65,9 @@ Examples
     print(nj.uncertainty(problem).summary())  # standard errors by name
 """
 
+from importlib import import_module as _import_module
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any as _Any
 
 from netjac.api import input_jacobian, jacobian, jacobian_tensor, parameters
 from netjac.errors import (
@@ -83,6 +85,7 @@ from netjac.errors import (
     SampleIndexError,
     SampleMixingError,
     ShapeError,
+    WorkerError,
 )
 from netjac.jacobian import Jacobian
 from netjac.optimize import LeastSquares, Objective, OutputConstraint, least_squares
@@ -97,6 +100,15 @@ except PackageNotFoundError:  # run from a source tree that was never installed
     __version__ = "0+unknown"
 
 del PackageNotFoundError, version
+
+
+def __getattr__(name: str) -> _Any:
+    """`netjac.distributed`, which loads Dask when it is asked for."""
+    if name == "distributed":
+        return _import_module("netjac.distributed")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 
 __all__ = [
     "jacobian",
@@ -127,5 +139,6 @@ __all__ = [
     "SampleIndexError",
     "SampleMixingError",
     "ShapeError",
+    "WorkerError",
     "__version__",
 ]

@@ -62,3 +62,7 @@ class MemoryBudgetError(NetjacError, MemoryError):
     def __init__(self, message: str, least: int = 0) -> None:
         super().__init__(message)
         self.least = least
+
+
+class WorkerError(NetjacError, RuntimeError):
+    """An error on a worker of a cluster that is not netjac's own; the message states the samples, and what it was."""

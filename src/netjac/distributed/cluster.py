@@ -1,0 +1,100 @@
+"""Tasks on a Dask cluster: where they run, and sums of what they return."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import dask
+import distributed
+import numpy as np
+from numpy.typing import NDArray
+
+from netjac.distributed.worker import limit_threads, total
+from netjac.optimize.options import OptionError
+
+FAN_IN = 8
+"""Results that one task of a reduction adds up."""
+
+
+class Threads(distributed.WorkerPlugin):
+    """Tells each worker's process, old or new, how many threads TensorFlow may use there."""
+
+    name = "netjac-threads"
+    idempotent = True
+
+    def __init__(self) -> None:
+        self._here = (socket.gethostname(), os.getpid())
+
+    def setup(self, worker: Any) -> None:
+        """Called by Dask in each worker, before any task."""
+        if self._here != (socket.gethostname(), os.getpid()):  # not a worker inside the client's own process
+            limit_threads(worker.state.nthreads)
+
+
+@final
+class Cluster:
+    """Tasks on a Dask cluster, those of a tile at its home."""
+
+    def __init__(self, client: Any) -> None:
+        if client is None:
+            try:
+                client = distributed.default_client()
+            except ValueError:
+                raise OptionError(
+                    "there is no Dask client: give client=distributed.Client(...), of a LocalCluster or of the address "
+                    "of a scheduler."
+                ) from None
+        if getattr(client, "asynchronous", False):
+            raise OptionError("the Dask client is asynchronous; give one made with asynchronous=False.")
+        self.client = client
+        client.register_plugin(Threads())
+
+    def slots(self) -> list[str]:
+        """Address of a worker, once for each of its threads."""
+        workers = self.client.scheduler_info(n_workers=-1)["workers"]
+        if not workers:
+            self.client.wait_for_workers(1, timeout=60)
+            workers = self.client.scheduler_info(n_workers=-1)["workers"]
+        return [address for address in sorted(workers) for _ in range(workers[address]["nthreads"])]
+
+    def submit(self, function: Callable[..., Any], *given: Any, home: str | None = None) -> Any:
+        """A task, at its home if that is alive, and its result as a future."""
+        place = {} if home is None else {"workers": [home], "allow_other_workers": True}
+        with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1TiB"}):  # tiles of data are large
+            return self.client.submit(function, *given, pure=False, **place)
+
+    def total(self, parts: Sequence[Any]) -> NDArray[np.float64]:
+        """The sum of futures, added up in a tree whose shape depends on their number alone."""
+        level = list(parts)
+        while len(level) > 1:
+            groups = [level[i : i + FAN_IN] for i in range(0, len(level), FAN_IN)]
+            level = [self.submit(total, group) for group in groups]
+        out: NDArray[np.float64] = np.asarray(self.client.gather(level)[0], np.float64)
+        return out
+
+    def gather(self, futures: Sequence[Any]) -> list[Any]:
+        """Their results."""
+        found: list[Any] = self.client.gather(list(futures))
+        return found
+
+
+@final
+class Homes:
+    """The worker that each tile belongs to: kept as long as that lives."""
+
+    def __init__(self, cluster: Cluster, count: int) -> None:
+        self._cluster = cluster
+        slots = cluster.slots()
+        self._homes = [slots[i * len(slots) // count] for i in range(count)]
+
+    def now(self) -> list[str]:
+        """Addresses, the tiles of workers that are gone dealt out to the others."""
+        alive = self._cluster.slots()
+        lost = [i for i, home in enumerate(self._homes) if home not in alive]
+        for i in lost:
+            load = {home: self._homes.count(home) / alive.count(home) for home in alive}
+            self._homes[i] = min(load, key=lambda home: load[home])
+        return list(self._homes)

@@ -1,0 +1,101 @@
+"""Residuals whose rows stay on the workers: m + 1 rows that stand for all of them; see `netjac.distributed`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+import scipy.linalg
+from numpy.typing import DTypeLike, NDArray
+
+from netjac.distributed import worker
+from netjac.distributed.placing import Placed
+from netjac.optimize import names
+from netjac.optimize.losses import Vector
+from netjac.optimize.options import OptionError
+from netjac.optimize.rows import Products, Rows
+from netjac.optimize.sources import Data
+
+
+@final
+class OnWorkers:
+    """Residuals of the data as `netjac.optimize.sources.Source`: m + 1 rows that stand for all."""
+
+    failure = None
+
+    def __init__(self, placed: Placed, fit: worker.Fit, check: bool, known: tuple[NDArray[Any], ...]) -> None:
+        self._placed, self._fit, self._check = placed, fit, check
+        self.extra = names.extras(fit.extra)
+        self.space = names.together(placed.parameters, self.extra)
+        self.size: int | None = self.space.size + 1
+        self.known: tuple[NDArray[Any], ...] = known
+
+    def evaluate(self, theta: Vector) -> Data:
+        """See `netjac.optimize.sources.Source`."""
+        placed, cluster, m = self._placed, self._placed.cluster, self.space.size
+        checks = [self._check and i == 0 for i in range(len(placed.samples))]
+        tiles = placed.each(worker.residuals, list(placed.given or ()), self._fit, placed.vector(theta), checks)
+        squared, _ = cluster.total([cluster.submit(worker.run, worker.squares, tile) for tile in tiles])
+        self._check = False
+        norm = float(np.sqrt(squared))
+        residual = np.zeros(m + 1)
+        residual[0] = norm
+
+        def rows() -> Rows:
+            sums = cluster.total([cluster.submit(worker.run, worker.gradient_and_normal, tile) for tile in tiles])
+            return Products(Explicit(turned(sums[0], sums[1:], norm)), m)
+
+        return Data(residual, rows, _no_second)
+
+
+def _no_second(v: Vector) -> Vector:
+    raise OptionError("second derivatives of the residual are not summed over the workers: use evaluator().")
+
+
+def turned(gradient: Vector, normal: NDArray[np.float64], norm: float) -> NDArray[np.float64]:
+    """J' (m + 1, m) with J'ᵀ J' = Jᵀ J and J'ᵀ [‖r‖; 0] = Jᵀ r, from Jᵀ r (m,), Jᵀ J (m, m) and ‖r‖.
+
+    Examples
+    --------
+    >>> J, r = np.array([[1.0, 2.0], [0.0, 1.0], [3.0, 1.0]]), np.array([1.0, -1.0, 2.0])
+    >>> K = turned(J.T @ r, J.T @ J, np.linalg.norm(r))
+    >>> np.allclose(K.T @ K, J.T @ J), np.allclose(K[0] * np.linalg.norm(r), J.T @ r)
+    (True, True)
+    """
+    first = gradient / norm if norm > 0 else np.zeros_like(gradient)
+    return np.concatenate([first[None], _root(normal - np.outer(first, first))])
+
+
+def _root(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
+    """C (m, m) with Cᵀ C = the matrix, which is positive semi-definite but for rounding."""
+    try:
+        return np.asarray(scipy.linalg.cholesky(matrix, lower=False))
+    except scipy.linalg.LinAlgError:
+        values, vectors = scipy.linalg.eigh(matrix)
+        return np.asarray(np.sqrt(np.maximum(values, 0))[:, None] * vectors.T)
+
+
+@dataclass(frozen=True, eq=False)
+class Explicit:
+    """A matrix with the verbs of an evaluated Jacobian."""
+
+    matrix: NDArray[np.float64]  # (m + 1, m)
+    dtype = np.dtype(np.float64)
+
+    @property
+    def y(self) -> NDArray[np.float64]:
+        """Not asked for but in size: the outputs of m + 1 rows."""
+        return np.zeros((len(self.matrix), 1))
+
+    def matmat(self, V: NDArray[Any]) -> NDArray[Any]:
+        """J' V."""
+        return self.matrix @ V
+
+    def rmatmat(self, U: NDArray[Any]) -> NDArray[Any]:
+        """J'ᵀ U."""
+        return self.matrix.T @ U
+
+    def to_array(self, layout: str = "(n l) m", *, dtype: DTypeLike | None = None) -> NDArray[Any]:
+        """J'; the layout is the one."""
+        return self.matrix.astype(np.float64 if dtype is None else dtype)

@@ -1,0 +1,136 @@
+"""What a save finds at its path, and what it settles before the first tile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from netjac.errors import StoreError
+from netjac.layout import Layout
+from netjac.operator import JacobianOperator
+from netjac.store import chunks, manifest, places
+from netjac.store.backend import files
+from netjac.store.tilewise import rows
+
+# ---- what is there already
+
+
+def is_there(target: Path, asked: Mapping[str, Any], overwrite: bool) -> bool:
+    """Whether what is asked for is there, whole; an error where something else is that must not be replaced."""
+    if not target.exists():
+        return False
+    if not (target / manifest.MANIFEST).exists():
+        if target.is_dir() and not any(target.iterdir()):
+            target.rmdir()
+            return False
+        raise StoreError(f"{target} exists and is no store of netjac's; it is never overwritten. Choose another path.")
+    try:
+        different = _differences(manifest.read_sealed(target / manifest.MANIFEST), asked)
+    except StoreError:
+        if overwrite:
+            return False
+        raise
+    if different and not overwrite:
+        raise StoreError(
+            f"{target} holds another Jacobian ({different}); choose another path, or replace it with overwrite=True."
+        )
+    return not different
+
+
+def begun(partial: Path, asked: Mapping[str, Any], overwrite: bool) -> dict[str, Any] | None:
+    """What the store in ``partial`` was begun with, if it can be gone on with; None where to begin anew."""
+    known = {manifest.JOURNAL, manifest.START, manifest.START + ".new"}
+    for name in (manifest.MANIFEST, manifest.START):
+        if (partial / name).exists():
+            break
+    else:
+        strangers = sorted({entry.name for entry in partial.iterdir()} - known)
+        if strangers:
+            raise StoreError(f"{partial} is where to write, and holds files that are not netjac's: {strangers[:3]}.")
+        return None
+    try:
+        start = manifest.read_sealed(partial / name)
+    except StoreError:
+        if overwrite:
+            return None
+        raise
+    different = _differences(start, asked)
+    if different and not overwrite:
+        raise StoreError(
+            f"{partial} was begun with another Jacobian ({different}), and is not gone on with; overwrite=True begins "
+            "anew."
+        )
+    return None if different else start
+
+
+def _differences(found: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
+    """What differs, in words; empty where nothing does."""
+    words = []
+    theirs, ours = found["identity"], asked["identity"]
+    for key in sorted(theirs.keys() | ours.keys()):
+        if theirs.get(key) != ours.get(key):
+            words.append(f"{key} changed")
+    words += [
+        f"{key} {found[key]!r} instead of {asked[key]!r}"
+        for key in ("layout", "compression")
+        if found[key] != asked[key]
+    ]
+    return ", ".join(words)
+
+
+def clear(partial: Path) -> None:
+    """Delete what an earlier save left, but for the journal, which is open."""
+    for entry in partial.iterdir():
+        if entry.is_dir():
+            places.remove(entry)
+        elif entry.name != manifest.JOURNAL:
+            entry.unlink()
+
+
+# ---- a new store
+
+
+def start(J: JacobianOperator, asked: Mapping[str, Any], layout: Layout | None, budget: int) -> dict[str, Any]:
+    """All that is settled before the first tile."""
+    sizes = chunks.by_letter(J.n, J.l, J.m)
+    most = min(chunks.CHUNK_BYTES, max(1, budget // 4))
+    tile = _largest_tile(J)
+    if layout is None:
+        steps = {"n": _factored_samples(J, tile, most), "l": tile[1], "m": max(1, J.m)}
+    else:
+        steps = chunks.aligned(layout, sizes, chunks.dense_steps(sizes, tile, J.dtype.itemsize, most))
+        chunks.refuse_tiny(layout, sizes, steps, J.dtype.itemsize)
+    return {
+        **asked,
+        "format": manifest.FORMAT,
+        "sizes": sizes,
+        "steps": steps,
+        "dtype": J.dtype.name,
+        **manifest.spaces_as_json(J.parameters, J.output_space, J.coverage),
+        "versions": {"netjac": _version(), "zarr": files().VERSION, "numpy": np.__version__},
+    }
+
+
+def _version() -> str:
+    try:
+        return version("netjac")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _largest_tile(J: JacobianOperator) -> tuple[int, int]:
+    """Samples and outputs that J computes at once, at most."""
+    shapes = [(s.stop - s.start, o.stop - o.start) for s, o in J._grid()]
+    return max(1, max((s for s, _ in shapes), default=1)), max(1, max((l for _, l in shapes), default=1))
+
+
+def _factored_samples(J: JacobianOperator, tile: tuple[int, int], most: int) -> int:
+    """Samples whose factors are no more than ``most`` bytes, and no more than a tile's."""
+    if not J.n * J.l:
+        return 1
+    one = rows(J, slice(0, 1), slice(0, tile[1]))
+    return max(1, min(tile[0], most // max(1, one.nbytes)))
