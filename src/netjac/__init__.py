@@ -85,12 +85,14 @@ from netjac.errors import (
     SampleIndexError,
     SampleMixingError,
     ShapeError,
+    StoreError,
     WorkerError,
 )
 from netjac.jacobian import Jacobian
 from netjac.optimize import LeastSquares, Objective, OutputConstraint, least_squares
 from netjac.sites import Coverage
 from netjac.spaces import OutputSpace, ParameterSpace
+from netjac.store import StoredJacobian, open, save
 from netjac.tiled import TiledJacobian
 from netjac.uncertainty import uncertainty
 
@@ -117,11 +119,14 @@ __all__ = [
     "parameters",
     "Jacobian",
     "TiledJacobian",
+    "StoredJacobian",
     "LeastSquares",
     "Objective",
     "OutputConstraint",
     "least_squares",
     "uncertainty",
+    "save",
+    "open",
     "ParameterSpace",
     "OutputSpace",
     "Coverage",
@@ -139,6 +144,7 @@ __all__ = [
     "SampleIndexError",
     "SampleMixingError",
     "ShapeError",
+    "StoreError",
     "WorkerError",
     "__version__",
 ]

@@ -64,5 +64,9 @@ class MemoryBudgetError(NetjacError, MemoryError):
         self.least = least
 
 
+class StoreError(NetjacError, OSError):
+    """A Jacobian on disk that is missing, unfinished, damaged, in use, or belongs to something else."""
+
+
 class WorkerError(NetjacError, RuntimeError):
     """An error on a worker of a cluster that is not netjac's own; the message states the samples, and what it was."""

@@ -6,6 +6,7 @@ hands use sites and their values to `netjac.factor` and has the `probe` compare 
 """
 
 from netjac.tensorflow.evaluator import Evaluator, evaluator, input_jacobian, jacobian, parameters
+from netjac.tensorflow.identity import model_checksum
 from netjac.tensorflow.tensor import jacobian_tensor
 
-__all__ = ["Evaluator", "evaluator", "input_jacobian", "jacobian", "jacobian_tensor", "parameters"]
+__all__ = ["Evaluator", "evaluator", "input_jacobian", "jacobian", "jacobian_tensor", "model_checksum", "parameters"]
