@@ -215,3 +215,32 @@ def test_a_preconditioner_of_anything_is_positive() -> None:
 def test_shapes_are_not_guessed() -> None:
     with pytest.raises((ShapeError, ValueError)):
         Linearisation(np.ones((3, 2)), np.ones(3), np.ones(2)).apply(np.ones(3))
+
+
+def test_priors_on_whole_variables_need_no_explicit_jacobian(monkeypatch: pytest.MonkeyPatch) -> None:
+    J = linear_layer()
+    prior = np.where(np.arange(J.m) < J.parameters.segments[0].stop, 0.7, 0.0)
+    operator = ResidualJacobian(Factors(J), prior)
+    r = np.random.default_rng(0).normal(size=operator.shape[0])
+    at = Linearisation(operator, r, operator.T @ r)
+    expected = dense_step(at, np.ones(J.m), 0.3)
+    monkeypatch.setattr(ResidualJacobian, "to_array", None)
+    monkeypatch.setattr(type(J), "to_array", None)
+    made = GramSystem(at, np.ones(J.m))
+    np.testing.assert_allclose(made.step(0.3), expected, rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(made.step(3.0), dense_step_of(operator, r, 3.0), rtol=1e-6, atol=1e-8)
+
+
+def dense_step_of(operator: ResidualJacobian, r: np.ndarray, damping: float) -> np.ndarray:
+    dense = operator @ np.eye(operator.shape[1])
+    return np.linalg.solve(dense.T @ dense + damping * np.eye(dense.shape[1]), -dense.T @ r)
+
+
+def test_bounds_on_factors_are_solved_by_their_explicit_rows() -> None:
+    J = linear_layer()
+    operator = ResidualJacobian(Factors(J))
+    r = np.random.default_rng(0).normal(size=J.shape[0])
+    at = Linearisation(operator, r, operator.T @ r)
+    free = np.arange(J.m) % 2 > 0
+    step = GramSystem(at, np.ones(J.m)).step(0.3, free)
+    np.testing.assert_allclose(step, dense_step(at, np.ones(J.m), 0.3, free), rtol=1e-6, atol=1e-8)

@@ -18,6 +18,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -174,29 +176,35 @@ class NormalSystem(System):
 class GramSystem(System):
     """By Cholesky of J diag(w)⁻¹ Jᵀ + 1 over the data rows.
 
-    With few rows this is small whatever m is. Where w takes one value on all parameters, J Jᵀ is formed once for all
-    dampings, and never needs the explicit J; else the explicit J is kept.
+    With few rows this is small whatever m is. Where w takes few values, each on whole variables, J Jᵀ of those variables
+    is formed once for all dampings and never needs the explicit J; else the explicit J is kept.
     """
 
     def __init__(self, at: Linearisation, scale: Vector) -> None:
         super().__init__(at, scale)
-        self._uniform = uniform(scale) and uniform(self._ridge)
-        self._explicit = not hasattr(at.J, "gram") or not self._uniform
-        self._rows = (
-            explicit(getattr(at.J, "data", at.J) if hasattr(at.J, "gram") else at.J) if self._explicit else None
-        )
-        self._kept: Matrix | None = None  # J Jᵀ over all columns
+        self._groups = column_groups(at, scale)
+        self._grams: list[Matrix] = []  # of the groups, made when they are needed
+        self._kept_rows: Matrix | None = None
+
+    @property
+    def _rows(self) -> Matrix:
+        """The explicit data rows."""
+        if self._kept_rows is None:
+            J = self.at.J
+            self._kept_rows = explicit(getattr(J, "data", J) if is_operator(J) else J)
+        return self._kept_rows
 
     def _gram(self, inverse: Vector) -> Matrix:
         """J diag(inverse) Jᵀ over the data rows, the caller's own."""
-        if self._uniform and inverse.min() == inverse.max():
-            if self._kept is None:
-                J = self.at.J
-                made = J.gram(dtype=np.float64) if self._rows is None else _rows_gram(self._rows)
-                self._kept = np.asarray(made, np.float64)
-            return self._kept * inverse[0]
-        assert self._rows is not None, "a set of free parameters needs the explicit J"
-        return _rows_gram(self._rows * np.sqrt(inverse))
+        groups = self._groups
+        if groups is None or not all(uniform(inverse[group.columns]) for group in groups):
+            return _rows_gram(self._rows * np.sqrt(inverse))
+        if not self._grams:
+            self._grams = [np.asarray(group.gram(), np.float64) for group in groups]
+        total = self._grams[0] * inverse[groups[0].columns[0]]
+        for group, gram in zip(groups[1:], self._grams[1:], strict=True):
+            total += gram * inverse[group.columns[0]]
+        return total
 
     def step(self, damping: float, free: Mask | None = None, shift: Vector | None = None) -> Vector | None:
         at = self.at
@@ -223,12 +231,54 @@ class GramSystem(System):
         """J s over the data rows; explicit where that is at hand."""
         if not s.any():
             return np.zeros(self.at.data)
-        return self._rows @ s if self._rows is not None else self.at.apply(s)[: self.at.data]
+        return self._kept_rows @ s if self._kept_rows is not None else self.at.apply(s)[: self.at.data]
 
     def _adjoint(self, a: Vector) -> Vector:
-        if self._rows is not None:
-            return np.asarray(self._rows.T @ a)
+        if self._kept_rows is not None:
+            return np.asarray(self._kept_rows.T @ a)
         return self.at.adjoint(np.concatenate([a, np.zeros(self.at.shape[0] - self.at.data)]))
+
+
+@dataclass(frozen=True, eq=False)
+class ColumnGroup:
+    """Parameters on which w is one number, whatever the damping, and J Jᵀ over them alone."""
+
+    columns: NDArray[np.intp]
+    gram: Callable[[], Any]
+
+
+_MOST_GROUPS = 4
+
+
+def column_groups(at: Linearisation, scale: Vector) -> list[ColumnGroup] | None:
+    """The groups, if they are few and can be told apart without the explicit J; else None."""
+    J, m = at.J, at.shape[1]
+    ridge = np.zeros(m) if at.prior is None else at.prior
+    kinds, labels = np.unique(np.stack([ridge, scale]), axis=1, return_inverse=True)
+    if kinds.shape[1] == 1:
+        gram = (lambda: J.gram(dtype=np.float64)) if hasattr(J, "gram") else (lambda: _rows_gram(explicit(J)))
+        return [ColumnGroup(np.arange(m), gram)]
+    data = getattr(J, "data", J)
+    if kinds.shape[1] > _MOST_GROUPS or not hasattr(data, "columns") or data.shape[1] != m:
+        return None
+    names: dict[int, list[str]] = {}
+    for segment in data.parameters:
+        found = np.unique(labels[segment.slice])
+        if len(found) > 1:
+            return None
+        names.setdefault(int(found[0]), []).extend([segment.name] if segment.size else [])
+    return [
+        ColumnGroup(np.flatnonzero(labels == label), partial(_gram_of, data, chosen)) for label, chosen in names.items()
+    ]
+
+
+def _gram_of(J: Any, names: list[str]) -> Any:
+    return J.columns(names).gram(dtype=np.float64)
+
+
+def is_operator(J: Any) -> bool:
+    """Whether J has the verbs of a Jacobian kept as factors."""
+    return hasattr(J, "gram") and hasattr(J, "normal")
 
 
 class SpectralSystem(System):

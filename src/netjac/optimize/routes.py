@@ -19,7 +19,8 @@ from netjac.optimize.linear import (
     ProductSystem,
     SpectralSystem,
     System,
-    uniform,
+    column_groups,
+    is_operator,
 )
 from netjac.optimize.losses import Vector
 from netjac.optimize.options import OptionError
@@ -108,24 +109,24 @@ def choose_route(model: Linearisation, name: str, *, x_scale: Vector | str | Non
     """
     if name not in LINEAR_SOLVERS:
         raise OptionError(f"linear_solver must be one of {', '.join(map(repr, LINEAR_SOLVERS))}, and is {name!r}.")
-    rows, m = model.shape
+    rows, m = model.data, model.shape[1]
     J = model.J
-    scaled = isinstance(x_scale, str) or (x_scale is not None and not uniform(x_scale))
     if isinstance(x_scale, str) and isinstance(J, LinearOperator) and not hasattr(J, "column_norms"):
         raise OptionError("x_scale='jac' needs the columns of the Jacobian, and this operator gives products alone.")
     small = min(rows, m)
     fits = 8 * rows * m <= EXPLICIT_BYTES
     array = not isinstance(J, LinearOperator) and (fits or not scipy.sparse.issparse(J))
-    verbs = hasattr(J, "gram") and hasattr(J, "normal")
-    by_factors = verbs and not scaled and not bounded and (model.prior is None or uniform(model.prior))
+    verbs = is_operator(J)
+    scale = None if isinstance(x_scale, str) else np.ones(m) if x_scale is None else x_scale
+    by_factors = verbs and not bounded and scale is not None and column_groups(model, scale) is not None
     columns_at_hand = array or (verbs and fits)
     gram_works = columns_at_hand or by_factors
     size = f"{rows} residuals, {m} parameters"
 
     if name == "gram" and not gram_works:
         raise OptionError(
-            "linear_solver='gram' needs the explicit Jacobian for bounds, for x_scale and for priors that differ "
-            f"between parameters, and {size} are too large for it: use linear_solver='products'."
+            "linear_solver='gram' needs the explicit Jacobian for bounds, and for x_scale and priors that differ "
+            f"within a variable, and {size} are too large for it: use linear_solver='products'."
         )
     if name in ("gram", "normal", "svd") and not array and not verbs:
         raise OptionError(
