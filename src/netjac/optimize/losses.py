@@ -97,3 +97,17 @@ def linearised(residual: Vector, loss: Loss = "linear", f_scale: float = 1.0) ->
     z = (residual / f_scale) ** 2
     w = np.sqrt(np.maximum(slope + 2 * curvature * z, np.finfo(np.float64).eps))
     return w, slope / w * residual
+
+
+def of_first(loss: Loss, size: int) -> Loss:
+    """A loss of the first ``size`` residuals; those after them stay squared."""
+    if loss == "linear":
+        return loss
+    of_rows = loss if callable(loss) else LOSSES[loss]
+
+    def rho(z: Vector) -> NDArray[np.float64]:
+        out = np.stack([z, np.ones_like(z), np.zeros_like(z)])
+        out[:, :size] = of_rows(z[:size])
+        return out
+
+    return rho

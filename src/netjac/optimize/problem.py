@@ -27,18 +27,16 @@ import scipy.optimize
 from numpy.typing import ArrayLike, NDArray
 
 from netjac.errors import DataError
-from netjac.optimize import callbacks, hessian, losses, names, options, solvers, targets
+from netjac.optimize import callbacks, hessian, losses, minimizer, names, options, sources, targets
 from netjac.optimize.base import Problem, named, network_evaluator
-from netjac.optimize.callbacks import Told
 from netjac.optimize.checkpoint import Fit, digest
-from netjac.optimize.control import State
 from netjac.optimize.evaluations import Evaluator
+from netjac.optimize.fitting import Fitting
 from netjac.optimize.hessian import CURVATURES
 from netjac.optimize.levenberg import MESSAGES
-from netjac.optimize.losses import LOSSES, Loss, Vector
-from netjac.optimize.options import OptionError
+from netjac.optimize.losses import Loss, Vector
 from netjac.optimize.residual import ResidualJacobian
-from netjac.optimize.sources import Data, FromOutside, Source, Targets
+from netjac.optimize.sources import Data, Source
 from netjac.optimize.watch import Watch
 
 
@@ -160,13 +158,13 @@ class LeastSquares(Problem[_Evaluation]):
         dtype: str | None = "float64",
         check: bool = True,
     ) -> None:
-        _check_data(y, residual, extra)
+        sources.check_given(y, residual, extra)
         options.check_form(jac)
         n = targets.sample_count(x)
         if n is not None and y is not None:
             targets.check_count(y, n)
         evaluator = network_evaluator(model, x, variables, trainable, dtype)
-        source = _source(evaluator, y, residual, extra, weights, check)
+        source = sources.made(evaluator, y, residual, extra, weights, check)
         self._set_up(source, prior, bounds, jac, curvature)
 
     @classmethod
@@ -193,8 +191,8 @@ class LeastSquares(Problem[_Evaluation]):
         y, residual, weights, prior, bounds, extra, jac, curvature, check
             As for the class.
         """
-        _check_data(y, residual, extra)
-        return cls._of(_source(evaluator, y, residual, extra, weights, check), prior, bounds, jac, curvature)
+        sources.check_given(y, residual, extra)
+        return cls._of(sources.made(evaluator, y, residual, extra, weights, check), prior, bounds, jac, curvature)
 
     @classmethod
     def join(cls, problems: Sequence[LeastSquares], *, jac: str = "auto") -> LeastSquares:
@@ -306,6 +304,76 @@ class LeastSquares(Problem[_Evaluation]):
         if R.prior is not None:
             normal[np.diag_indices(len(normal))] += R.prior**2
         return normal
+
+    def minimizer(
+        self,
+        fun: Callable[..., float],
+        x0: ArrayLike,
+        args: tuple[Any, ...] = (),
+        *,
+        jac: Any = None,
+        hess: Any = None,
+        hessp: Any = None,
+        bounds: Any = None,
+        constraints: Any = (),
+        callback: Any = None,
+        **options: Any,
+    ) -> scipy.optimize.OptimizeResult:
+        """`netjac.least_squares` as a method of `scipy.optimize.minimize`, which minimises `cost`.
+
+        Parameters
+        ----------
+        fun
+            `cost` of this problem, or a function that equals it: the solver works on the residual behind it.
+        x0, args
+            As SciPy hands them over; the start is moved into the bounds.
+        jac, hess, hessp
+            May be given, for methods that need them; the derivative of the residual says more.
+        bounds
+            `scipy.optimize.Bounds` or pairs; by default the problem's own.
+        constraints
+            None are kept; any is an error.
+        callback
+            With ``intermediate_result`` or x; ends the fit by raising StopIteration or returning True.
+        options
+            ``tol`` (for the three that follow), ``ftol``, ``xtol``, ``gtol``, ``maxiter``, ``max_nfev``, ``x_scale``,
+            ``linear_solver``, ``disp``.
+
+        Returns
+        -------
+        scipy.optimize.OptimizeResult
+            As of `netjac.least_squares`, but ``fun`` is the cost and ``jac`` its gradient. Status 0: ``maxiter`` or
+            ``max_nfev`` is reached. The model is left as it is.
+
+        Raises
+        ------
+        OptionError, ShapeError
+            For constraints, for options that do not exist, for bounds that do not fit.
+        DataError
+            If fun is not the cost of this problem.
+
+        Examples
+        --------
+        >>> import numpy as np, scipy.optimize, tensorflow as tf
+        >>> from netjac import LeastSquares
+        >>> rate = tf.Variable(0.5, dtype="float64")
+        >>> x = np.array([[0.0], [1.0], [2.0]])
+        >>> problem = LeastSquares(lambda x: tf.exp(rate * x), x, np.exp(0.3 * x), variables=[rate])
+        >>> scipy.optimize.minimize(problem.cost, problem.x0, method=problem.minimizer).x.round(6)
+        array([0.3])
+        """
+        form = "dense" if self._form == "dense" else "operator"
+        return minimizer.minimize(
+            self,
+            fun,
+            x0,
+            args,
+            jac=lambda theta: self._derivative(self._at(theta), form),
+            bounds=bounds,
+            constraints=constraints,
+            callback=callback,
+            **options,
+        )
 
     # ---- the fit
 
@@ -420,34 +488,32 @@ class LeastSquares(Problem[_Evaluation]):
                 self.shape, method=method, jac=form, tr_solver=tr_solver, x_scale=x_scale, loss=loss
             )
             self._check_start(start)
-            common = {
-                "bounds": limits,
-                "ftol": ftol,
-                "xtol": xtol,
-                "gtol": gtol,
-                "x_scale": x_scale,
-                "loss": loss if self._prior is None else _of_data(loss, self._at(start).data.residual.size),
-                "f_scale": f_scale,
-                "max_nfev": max_nfev,
-                "verbose": verbose,
-            }
-            told = callbacks.stops(callback)
+            own: dict[str, Any] = {"linear_solver": linear_solver}
+            if method in ("trf", "dogbox"):
+                own = {"tr_solver": tr_solver, "tr_options": tr_options}
+            fitting = Fitting(
+                start,
+                self._at,
+                self._finite_fun if method == "lm" else self.fun,
+                lambda evaluation: self._derivative(evaluation, form),
+                lambda evaluation: self._largest(evaluation.theta, self._gradient(evaluation)),
+                watch,
+                callbacks.stops(callback),
+            )
             try:
-                if method == "netjac":
-                    result = self._run_own(start, form, told, linear_solver=linear_solver, **common)
-                elif method == "lm":
-                    result = self._run_minpack(start, told, **common)
-                else:
-                    trust = {"tr_solver": tr_solver, "tr_options": tr_options}
-                    result = scipy.optimize.least_squares(
-                        self.fun,
-                        start,
-                        lambda theta: self._iterate(theta, form),
-                        method=method,
-                        callback=None if told is None else callbacks.raising(told),
-                        **common,
-                        **trust,
-                    )
+                result = fitting.run(
+                    method,
+                    own,
+                    bounds=limits,
+                    ftol=ftol,
+                    xtol=xtol,
+                    gtol=gtol,
+                    x_scale=x_scale,
+                    loss=loss if self._prior is None else losses.of_first(loss, self._at(start).data.residual.size),
+                    f_scale=f_scale,
+                    max_nfev=max_nfev,
+                    verbose=verbose,
+                )
                 self._take_best(result, form)
             except BaseException as error:
                 ended = self._ended(error, (-2, MESSAGES[-2]))
@@ -457,44 +523,6 @@ class LeastSquares(Problem[_Evaluation]):
             self._space.assign(result.x)
             result.history = watch.history
         return result
-
-    def _run_own(self, start: Vector, form: str, told: Told, **options: Any) -> scipy.optimize.OptimizeResult:
-        """`netjac.least_squares`, whose own gradient and damping go into the history."""
-        watch, evaluation = self._watch, self._at(start)
-        state = None if watch.resumed is None else watch.resumed.state
-        if state is None:
-            optimality = self._largest(start, self._gradient(evaluation))
-            watch.iterate(start, evaluation.cost, optimality, state=State(start))
-
-        def callback(intermediate_result: scipy.optimize.OptimizeResult) -> bool:
-            now = intermediate_result
-            watch.iterate(now.x, now.cost, now.optimality, damping=now.damping, nfev=now.nfev, state=now.state)
-            return told is not None and told(now)
-
-        return solvers.least_squares(
-            self.fun,
-            start,
-            lambda theta: self._derivative(self._at(theta), form),
-            callback=callback,
-            state=state,
-            **options,
-        )
-
-    def _run_minpack(self, start: Vector, told: Told, **options: Any) -> scipy.optimize.OptimizeResult:
-        """SciPy's "lm", which asks for the Jacobian at the start and after every accepted step, and calls nobody."""
-
-        def jac(theta: Vector) -> NDArray[np.float64] | ResidualJacobian:
-            before = len(self._watch.history)
-            J = self._iterate(theta, "dense")
-            nit = len(self._watch.history) - 1
-            if told is not None and nit == before and not np.array_equal(theta, start):
-                now = self._at(theta)
-                seen = {"x": now.theta.copy(), "fun": now.residual.copy(), "cost": now.cost, "nit": nit}
-                if told(scipy.optimize.OptimizeResult(seen, nfev=self._evaluations.count)):
-                    raise callbacks.Stopped
-            return J
-
-        return scipy.optimize.least_squares(self._finite_fun, start, jac, method="lm", **options)
 
     @contextmanager
     def _fitting(self, loss: Loss, f_scale: float, limits: scipy.optimize.Bounds, watch: Watch) -> Iterator[None]:
@@ -550,13 +578,6 @@ class LeastSquares(Problem[_Evaluation]):
         gradient: Vector = evaluation.jacobian.rmatvec(np.concatenate([data, evaluation.residual[d:]]))
         return gradient
 
-    def _iterate(self, theta: ArrayLike, form: str) -> NDArray[np.float64] | ResidualJacobian:
-        """What a method of SciPy's gets where it asks for the Jacobian: at the start and after accepted steps."""
-        evaluation = self._at(theta)
-        optimality = self._largest(evaluation.theta, self._gradient(evaluation))
-        self._watch.iterate(evaluation.theta, evaluation.cost, optimality)
-        return self._derivative(evaluation, form)
-
     def _take_best(self, result: scipy.optimize.OptimizeResult, form: str) -> None:
         """Put the best point into the result if the solver ended on another.
 
@@ -575,32 +596,3 @@ class LeastSquares(Problem[_Evaluation]):
         result.jac, result.grad = self._derivative(best, form), self._gradient(best)
         result.optimality = float(np.abs(result.grad).max())
         return result
-
-
-def _check_data(y: Any, residual: Any, extra: Any) -> None:
-    if (y is None) == (residual is None):
-        raise OptionError(f"give either targets y or a function residual=, and not {'both' if residual else 'none'}.")
-    if residual is None and extra:
-        raise OptionError("extra parameters belong to a function from outside: give residual=, not y.")
-    if residual is None:
-        targets.check_values(y)
-
-
-def _source(evaluator: Evaluator, y: Any, residual: Any, extra: Any, weights: Any, check: bool) -> Source:
-    if residual is None:
-        return Targets(evaluator, y, weights)
-    return FromOutside(evaluator, residual, extra, weights, check)
-
-
-def _of_data(loss: Loss, size: int) -> Loss:
-    """A loss of the first ``size`` rows; those after them stay squared."""
-    if loss == "linear":
-        return loss
-    of_rows = loss if callable(loss) else LOSSES[loss]
-
-    def rho(z: Vector) -> NDArray[np.float64]:
-        out = np.stack([z, np.ones_like(z), np.zeros_like(z)])
-        out[:, :size] = of_rows(z[:size])
-        return out
-
-    return rho

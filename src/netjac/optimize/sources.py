@@ -157,6 +157,23 @@ class FromOutside:
         raise DataError("the outputs are not finite at these parameters, so there is no derivative.")
 
 
+def check_given(y: Any, residual: Any, extra: Any) -> None:
+    """Refuse targets beside a function from outside, neither of them, and targets that are no numbers."""
+    if (y is None) == (residual is None):
+        raise OptionError(f"give either targets y or a function residual=, and not {'both' if residual else 'none'}.")
+    if residual is None and extra:
+        raise OptionError("extra parameters belong to a function from outside: give residual=, not y.")
+    if residual is None:
+        targets.check_values(y)
+
+
+def made(evaluator: Evaluator, y: Any, residual: Any, extra: Any, weights: Any, check: bool) -> Source:
+    """The source that a problem's arguments ask for."""
+    if residual is None:
+        return Targets(evaluator, y, weights)
+    return FromOutside(evaluator, residual, extra, weights, check)
+
+
 def _chain(jacobian: EvaluatedJacobian, m: int, answer: ResidualAnswer, root: Vector | None) -> Rows:
     """The chain rule, times the weights: per-sample blocks are folded into the factors, a coupling is multiplied."""
     rows, blocks, extra = rows_of(jacobian, m), answer.blocks, answer.extra
