@@ -131,7 +131,7 @@ def test_limits_in_the_structure_of_the_outputs() -> None:
         ({"lower": np.nan}, DataError, "leave nothing between"),
         ({"lower": np.zeros(4)}, ShapeError, r"lower must be a number or broadcast to \(3, 1\), and has \(4,\)"),
         ({"lower": 0, "of": "slopes"}, OptionError, "of must be one of 'outputs', 'input_jacobian'"),
-        ({"lower": 0, "curvature": "newton"}, OptionError, "curvature must be one of 'quasi-newton', 'exact'"),
+        ({"lower": 0, "curvature": "newton"}, OptionError, "curvature must be one of 'none', 'quasi-newton', 'exact'"),
         ({"lower": 0, "problem": 3}, OptionError, "problem must be a LeastSquares or Objective"),
     ],
 )
@@ -211,7 +211,7 @@ METHODS = ["SLSQP", "trust-constr", "COBYQA", "COBYLA"]
 
 
 def curvature_for(method: str) -> str:
-    return "exact" if method == "trust-constr" else "quasi-newton"
+    return "exact" if method == "trust-constr" else "none"
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -322,3 +322,17 @@ def test_a_formula_and_its_slope() -> None:
     constraint = nj.OutputConstraint(f, WHERE, None, 0, of="input_jacobian", variables=variables)
     a, b = 2.0, 0.7
     np.testing.assert_allclose(constraint.fun([a, b]), -a * b * np.exp(-b * WHERE[:, 0]), rtol=1e-13)
+
+
+@pytest.mark.parametrize("curvature", ["none", "exact"])
+def test_trust_constr_ends_at_the_bound_with_and_without_curvature(curvature: str) -> None:
+    c = tf.Variable([1.0, 0.5, 1.0], dtype="float64")
+
+    def parabola(x: Any) -> Any:
+        return tf.exp(c[0]) + c[1] * x + c[2] * x**2
+
+    x = np.linspace(-1, 1, 9)[:, None]
+    objective = nj.Objective(parabola, x, lambda y: (0.5 * np.sum((y - x**2) ** 2), y - x**2), variables=[c])
+    constraint = nj.OutputConstraint(parabola, [[0.0]], 0.3, None, problem=objective, curvature=curvature)
+    result = objective.minimize("trust-constr", constraints=constraint, options={"gtol": 1e-8, "xtol": 1e-10})
+    np.testing.assert_allclose(constraint.fun(result.x), [0.3], atol=1e-5)

@@ -19,7 +19,20 @@ from netjac.optimize.options import OptionError
 from netjac.spaces import OutputSpace
 
 OF = ("outputs", "input_jacobian")
-CURVATURES = ("quasi-newton", "exact")
+CURVATURES = ("none", "quasi-newton", "exact")
+
+
+class _NoCurvature(scipy.optimize.BFGS):
+    """A second derivative of zero; of the class that methods which use none do not warn of."""
+
+    def update(self, delta_x: ArrayLike, delta_grad: ArrayLike) -> None:
+        pass
+
+    def dot(self, p: ArrayLike) -> Vector:
+        return np.zeros_like(np.asarray(p, np.float64))
+
+    def get_matrix(self) -> NDArray[np.float64]:
+        return np.zeros((self.n, self.n))
 
 
 @final
@@ -45,9 +58,10 @@ class OutputConstraint(scipy.optimize.NonlinearConstraint):
         Whose θ the constraint is a function of. By default θ holds the model's trainable variables, or ``variables``.
     variables
         The parameters, for a model that is a plain callable.
-    curvature : {"quasi-newton", "exact"}
-        Second derivatives for trust-constr, the one method that wants them: SciPy's BFGS, or TensorFlow's own through
-        products. SLSQP warns of "exact", which it cannot use.
+    curvature : {"none", "quasi-newton", "exact"}
+        Second derivatives for trust-constr, the one method that wants them: zero, as those of the network are in the
+        Gauss–Newton Hessian of the objective; SciPy's BFGS; or TensorFlow's own through products. SLSQP warns of
+        "exact", which it cannot use.
     dtype
         As for `netjac.LeastSquares`.
 
@@ -94,7 +108,7 @@ class OutputConstraint(scipy.optimize.NonlinearConstraint):
         of: str = "outputs",
         problem: Problem[Any] | None = None,
         variables: Any = None,
-        curvature: str = "quasi-newton",
+        curvature: str = "none",
         dtype: str | None = "float64",
     ) -> None:
         options.one_of("of", of, OF)
@@ -124,7 +138,7 @@ class OutputConstraint(scipy.optimize.NonlinearConstraint):
         self._rows = np.flatnonzero(np.isfinite(lb) | np.isfinite(ub))
         if not self._rows.size:
             raise DataError("nothing is limited: give lower or upper.")
-        hess = self._curvature if curvature == "exact" else None
+        hess = {"none": _NoCurvature(), "quasi-newton": None, "exact": self._curvature}[curvature]
         super().__init__(self._values, lb[self._rows], ub[self._rows], jac=self._derivative, hess=hess)
 
     def _at(self, theta: ArrayLike) -> EvaluatedJacobian:

@@ -176,8 +176,8 @@ class NormalSystem(System):
 class GramSystem(System):
     """By Cholesky of J diag(w)⁻¹ Jᵀ + 1 over the data rows.
 
-    With few rows this is small whatever m is. Where w takes few values, each on whole variables, J Jᵀ of those variables
-    is formed once for all dampings and never needs the explicit J; else the explicit J is kept.
+    With few rows this is small whatever m is. Where w takes few values, each on whole variables, J Jᵀ of those is
+    formed once for all dampings and never needs the explicit J; else the explicit J is kept.
     """
 
     def __init__(self, at: Linearisation, scale: Vector) -> None:
