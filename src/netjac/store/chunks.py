@@ -70,7 +70,7 @@ def aligned(layout: Layout, sizes: Mapping[str, int], steps: Mapping[str, int]) 
     >>> aligned(parse("(m l) n"), {"n": 9, "l": 10, "m": 7}, {"n": 1, "l": 4, "m": 7})
     {'n': 1, 'l': 2, 'm': 1}
     """
-    found = dict(steps)
+    found = {letter: max(1, min(step, sizes[letter])) for letter, step in steps.items()}
     for axis in layout.axes:
         whole = True
         for place in reversed(range(len(axis))):

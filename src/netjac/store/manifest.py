@@ -16,8 +16,8 @@ from netjac.spaces import OutputSpace, ParameterSpace, Segment
 FORMAT = 1
 """Of the files; raised when older stores can no longer be read."""
 
-MANIFEST = "netjac.json"
-"""Present in whole stores only."""
+MANIFEST = "netjac/manifest.json"
+"""Present in whole stores only; in a group of its own, because readers of Zarr wonder about files beside arrays."""
 
 START = "netjac-start.json"
 JOURNAL = "netjac-journal.txt"

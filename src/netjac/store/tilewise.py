@@ -128,6 +128,7 @@ class TileWriter:
         """The arrays that do not depend on how the blocks look."""
         if self._on_disk:
             return
+        self._group.require_group(manifest.MANIFEST.partition("/")[0])
         sizes, steps, dtype = self._sizes, self._steps, self._start["dtype"]
         self._make("y", (sizes["n"], sizes["l"]), self._J.y.dtype.str, (steps["n"], steps["l"]), "nl")
         if self._layout is not None:
