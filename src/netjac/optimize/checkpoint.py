@@ -212,7 +212,7 @@ def load(path: Path, fit: Fit) -> Snapshot:
         If it is damaged, no checkpoint at all, of a later format, or of another fit: the message says what differs.
     """
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             arrays = {key: archive[key] for key in archive.files}
         about = json.loads(arrays["about"].tobytes())
         version = int(about["format"])
