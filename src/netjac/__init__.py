@@ -69,7 +69,7 @@ from importlib import import_module as _import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any as _Any
 
-from netjac.api import input_jacobian, jacobian, jacobian_tensor, parameters
+from netjac.api import input_jacobian, jacobian, jacobian_tensor, parameters, plan
 from netjac.errors import (
     DataError,
     DerivativeError,
@@ -117,6 +117,7 @@ __all__ = [
     "input_jacobian",
     "jacobian_tensor",
     "parameters",
+    "plan",
     "Jacobian",
     "TiledJacobian",
     "StoredJacobian",

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any, overload
+from typing import Any
 
+import numpy as np
+
+from netjac.data import Sliced, source
+from netjac.errors import DataError
 from netjac.jacobian import Jacobian
+from netjac.planning import Plan
 from netjac.spaces import ParameterSpace
 from netjac.tiled import TiledJacobian
-
-
-@overload
-def jacobian(
-    model: Any, x: Any, *, variables: Sequence[Any] | None = None, memory: None = None, dtype: Any = None
-) -> Jacobian: ...
-
-
-@overload
-def jacobian(
-    model: Any, x: Any, *, variables: Sequence[Any] | None = None, memory: float | str, dtype: Any = None
-) -> Jacobian | TiledJacobian: ...
 
 
 def jacobian(
@@ -45,8 +38,8 @@ def jacobian(
         plain callable.
     memory : number of bytes or str, optional
         Most memory that the factors may take, such as ``"512 MiB"`` or ``"2 GB"``. Where they need more, a
-        `TiledJacobian` computes them some samples and outputs at a time, anew for each product. By default all are
-        held.
+        `TiledJacobian` computes them some samples and outputs at a time, anew for each product. By default half of
+        what the system has free (the limits of control groups counted). See `plan` and docs/memory.md.
     dtype : "float64", optional
         Compute in float64 whatever the model was built in: its weights, x and constants are widened, and every
         operation is computed in double precision. By default the model's own type. See docs/precision.md.
@@ -77,6 +70,8 @@ def jacobian(
 
     Notes
     -----
+    Factors that cannot be allocated are tried again in smaller tiles, with a ``RuntimeWarning``.
+
     The model's variables are left as they are. What its call assigns to variables (a step counter, running
     statistics) is not carried out; ``J.coverage.notes`` lists such assignments.
 
@@ -93,6 +88,64 @@ def jacobian(
     """
     result: Jacobian | TiledJacobian = _tensorflow().jacobian(model, x, variables=variables, memory=memory, dtype=dtype)
     return result
+
+
+def plan(
+    model: Any,
+    x: Any,
+    memory: float | str | None = None,
+    *,
+    variables: Sequence[Any] | None = None,
+    dtype: Any = None,
+    n: int | None = None,
+) -> Plan:
+    """What the Jacobian of a network will take, told before it is computed.
+
+    The model is traced and probed at a few samples, as on the first use of `jacobian`; nothing that grows with n is
+    computed.
+
+    Parameters
+    ----------
+    model, variables, dtype
+        As for `jacobian`.
+    x
+        As for `jacobian`, or arrays of which slices can be read (a memory map, a Zarr array): a few samples are read.
+    memory : number of bytes or str, optional
+        As for `jacobian`.
+    n : int, optional
+        Samples to plan for; by default as many as x has.
+
+    Returns
+    -------
+    Plan
+        A dataclass that prints as a table: sizes, tiles and the predicted peak, in bytes.
+
+    Raises
+    ------
+    MemoryBudgetError
+        As for `jacobian`.
+    DataError, DtypeError
+        x is neither an array nor a structure of arrays, or has no samples; n is no number of samples.
+
+    Notes
+    -----
+    The peak is that of the tensors in the order in which TensorFlow runs its operations. Where it has several threads
+    that order varies, and the peak with it by a fifth; oneDNN, and the C library, keep memory that was freed.
+
+    Examples
+    --------
+    ::
+
+        print(nj.plan(model, x[:10], n=10**6, memory="2 GiB"))
+    """
+    data = source(x)
+    if not isinstance(data, Sliced) or not data.n:
+        raise DataError("plan needs x as an array (n, ...) of one sample or more, or a dict or list of such arrays.")
+    if n is not None and (isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 0):
+        raise DataError(f"n must be a number of samples, and is {n!r}.")
+    few, count = data[slice(0, min(data.n, 4))].x, data.n if n is None else int(n)
+    found: Plan = _tensorflow().plan(model, few, memory, variables, dtype, count)
+    return found
 
 
 def input_jacobian(model: Any, x: Any, across_samples: bool = False) -> Any:

@@ -191,6 +191,28 @@ def tile_sizes(n: int, l: int, footprint: Footprint, budget: int) -> tuple[int, 
     return 1, 1 + (budget - first) // (footprint.need(1, 2) - first)
 
 
+def halves(samples: slice, outputs: slice) -> list[tuple[slice, slice]]:
+    """A tile in two: half of its samples, or half of the outputs of one; empty for one output of one sample.
+
+    Examples
+    --------
+    >>> halves(slice(4, 7), slice(0, 2))
+    [(slice(4, 6, None), slice(0, 2, None)), (slice(6, 7, None), slice(0, 2, None))]
+    >>> halves(slice(4, 5), slice(0, 2))
+    [(slice(4, 5, None), slice(0, 1, None)), (slice(4, 5, None), slice(1, 2, None))]
+    """
+    if samples.stop - samples.start > 1:
+        return [(part, outputs) for part in _cut(samples)]
+    if outputs.stop - outputs.start > 1:
+        return [(samples, part) for part in _cut(outputs)]
+    return []
+
+
+def _cut(whole: slice) -> tuple[slice, slice]:
+    middle = (whole.start + whole.stop + 1) // 2
+    return slice(whole.start, middle), slice(middle, whole.stop)
+
+
 def tile_grid(n: int, l: int, footprint: Footprint, budget: int) -> list[tuple[slice, slice]]:
     """Tiles (samples, outputs) of n samples' l outputs, sample by sample, none larger than `tile_sizes` allows.
 
@@ -201,3 +223,61 @@ def tile_grid(n: int, l: int, footprint: Footprint, budget: int) -> list[tuple[s
     """
     samples, rows = tile_sizes(n, l, footprint, budget)
     return list(product(row_tiles(n, -(-n // samples)), row_tiles(l, -(-l // rows))))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a Jacobian will take, told before it is computed; made by `netjac.plan`. Prints as a table.
+
+    Attributes
+    ----------
+    n, l, m : int
+        Samples, outputs a sample, parameters.
+    dtype : str
+        Of the factors.
+    factors : int
+        Bytes of all factors.
+    dense : int
+        Bytes of the explicit matrix (n*l, m).
+    budget : int or None
+        Bytes that the factors, and what is needed on the way to them, may take; None where there is no limit.
+    tile_shape : (int, int)
+        Samples and outputs of the largest tile.
+    tiles : int
+        Their number; 1 where everything is held at once.
+    peak : int
+        Bytes by which memory is expected to grow, at its worst moment, while the Jacobian is computed and (where there
+        are several tiles) its products are. Their results come on top.
+    """
+
+    n: int
+    l: int
+    m: int
+    dtype: str
+    factors: int
+    dense: int
+    budget: int | None
+    tile_shape: tuple[int, int]
+    tiles: int
+    peak: int
+
+    @property
+    def whole(self) -> bool:
+        """Whether all factors are held at once."""
+        return self.tiles <= 1
+
+    def __str__(self) -> str:
+        samples, outputs = self.tile_shape
+        if self.whole:
+            tiles = "none: all factors are held"
+        else:
+            tiles = f"{self.tiles} of up to {samples} samples × {outputs} outputs, computed for each product"
+        rows = {
+            "Jacobian": f"{self.n} samples × {self.l} outputs × {self.m} parameters, {self.dtype}",
+            "factors": in_words(self.factors),
+            "dense matrix": in_words(self.dense),
+            "memory budget": "no limit" if self.budget is None else in_words(self.budget),
+            "tiles": tiles,
+            "predicted peak": in_words(self.peak),
+        }
+        return "\n".join(f"{name:<16}{text}" for name, text in rows.items())

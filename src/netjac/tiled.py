@@ -7,7 +7,9 @@ them, one held and one being computed, stay within a memory budget.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections import deque
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any, Protocol, final
 
@@ -171,6 +173,35 @@ class TiledJacobian(JacobianOperator):
             f"within {planning.in_words(self.memory)}>"
         )
 
+    def tiles(self) -> Iterator[tuple[slice, slice, Jacobian]]:
+        """Iterate over (samples, outputs, the Jacobian of those alone); see `netjac.Jacobian.tiles`.
+
+        A tile that cannot be allocated is tried again in halves, after a warning, and so are those after it.
+        """
+        most = self.n * self.l  # rows of a tile that could be allocated, as far as is known
+        waiting = deque(self._tiling)
+        while waiting:
+            samples, outputs = waiting.popleft()
+            rows = (samples.stop - samples.start) * (outputs.stop - outputs.start)
+            tile = self._attempt(samples, outputs) if rows <= most else None
+            if tile is not None:
+                yield samples, outputs, tile
+                del tile  # what is computed next has its place
+            else:
+                most = min(most, -(-rows // 2))
+                waiting.extendleft(reversed(planning.halves(samples, outputs)))
+
+    def _attempt(self, samples: slice, outputs: slice) -> Jacobian | None:
+        """A tile; None, after a warning, where it cannot be allocated and can be cut."""
+        try:
+            return self._tile(samples, outputs)
+        except MemoryError:
+            if not planning.halves(samples, outputs):
+                raise
+        count = f"{samples.stop - samples.start} samples × {outputs.stop - outputs.start} outputs"
+        warn_of_smaller_tiles(f"a tile of {count}", 4)
+        return None
+
     def _grid(self) -> Sequence[tuple[slice, slice]]:
         return self._tiling
 
@@ -237,3 +268,12 @@ class TiledJacobian(JacobianOperator):
         if self._combinations is not None:
             b = b @ self._combinations.astype(b.dtype, copy=False)
         return self._with(y=y, output_space=space, dtype=b.dtype, combinations=b).held()
+
+
+def warn_of_smaller_tiles(what: str, stacklevel: int) -> None:
+    """Say that memory ran out, and that it is tried again with less."""
+    warnings.warn(
+        f"{what} could not be allocated, and is tried again in smaller tiles; give memory=... to begin with less.",
+        RuntimeWarning,
+        stacklevel + 1,
+    )

@@ -14,8 +14,10 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import ArrayLike, NDArray
 
+from netjac import planning
 from netjac.errors import ModelError
 from netjac.jacobian import Jacobian
+from netjac.tensorflow import forecast
 from netjac.tensorflow.extractor import Extractor
 from netjac.tensorflow.fingerprint import fingerprint
 from netjac.tensorflow.inputs import CrossExtractor, InputExtractor
@@ -75,6 +77,21 @@ class Evaluator:
         ``memory`` as for `netjac.jacobian`.
         """
         return self._extractor.evaluate(self._x, theta, memory)
+
+    @property
+    def footprint(self) -> planning.Footprint:
+        """Bytes that the factors of some samples and outputs take."""
+        return self._extractor.footprint
+
+    def default_budget(self) -> int | None:
+        """Bytes that `netjac.jacobian` allows itself where it is not told; None where all is well within that."""
+        return forecast.default_budget(self._extractor, self.n)
+
+    def plan(self, n: int, budget: int | None) -> planning.Plan:
+        """What the Jacobian of ``n`` samples within a budget in bytes will take; the default budget for None."""
+        if budget is None:
+            budget = forecast.default_budget(self._extractor, n)
+        return forecast.make(self._extractor, n, budget)
 
     def outputs(self, theta: ArrayLike | None = None) -> NDArray[Any]:
         """The flat outputs (n, l) alone, at ``theta`` or at the present weights."""
@@ -167,7 +184,22 @@ def jacobian(
     model: Any, x: Any, variables: Sequence[Any] | None = None, memory: float | str | None = None, *, dtype: Any = None
 ) -> Jacobian | TiledJacobian:
     """See `netjac.jacobian`."""
-    return evaluator(model, x, variables, dtype=dtype).evaluate(memory=memory)
+    network = evaluator(model, x, variables, dtype=dtype)
+    return network.evaluate(memory=network.default_budget() if memory is None else memory)
+
+
+def plan(
+    model: Any,
+    x: Any,
+    memory: float | str | None = None,
+    variables: Sequence[Any] | None = None,
+    dtype: Any = None,
+    n: int | None = None,
+) -> planning.Plan:
+    """See `netjac.plan`; ``x`` some samples of n."""
+    budget = None if memory is None else planning.memory_bytes(memory)
+    network = evaluator(model, x, variables, dtype=dtype)
+    return network.plan(network.n if n is None else n, budget)
 
 
 def input_jacobian(model: Any, x: Any, across_samples: bool = False) -> Any:

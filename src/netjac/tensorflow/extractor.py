@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 from numpy.typing import ArrayLike, NDArray
 
 from netjac import factor, planning
@@ -20,7 +22,7 @@ from netjac.tensorflow.footprint import footprint
 from netjac.tensorflow.frozen import FrozenNetwork
 from netjac.tensorflow.recheck import Recheck, suspect
 from netjac.tensorflow.trace import Signature, Trace, trace
-from netjac.tiled import TiledJacobian
+from netjac.tiled import TiledJacobian, warn_of_smaller_tiles
 
 PROBE_BYTES = 256 << 20
 """Factors of the probe's few samples may take that much; the probe tiles more."""
@@ -85,16 +87,19 @@ class Extractor:
     ) -> Jacobian | TiledJacobian:
         """The Jacobian at ``x`` (tensors) and the vector ``theta`` (m,), or at the variables' present values.
 
-        Tiled where its factors would take more than ``memory``.
+        Tiled where its factors would take more than ``memory``, or cannot be allocated.
         """
         budget = None if memory is None else planning.memory_bytes(memory)
         n = int(x[0].shape[0])
         if n == 0:
             return self._empty()
         vector = self._vector(theta)
-        if budget is None or self.footprint.peak(n, self.output_space.size) <= budget:
-            found: Jacobian | TiledJacobian = self._jacobian(vector, x)
-        else:
+        peak = self.footprint.peak(n, self.output_space.size)
+        found: Jacobian | TiledJacobian | None = None
+        if budget is None or peak <= budget:
+            found = self._attempt(vector, x)
+            budget = max(peak // 2, self.least)
+        if found is None:
             found = self._tiled(np.array(vector), x, budget)
         if self._recheck is not None:
             self._recheck(vector, x, found)
@@ -104,7 +109,8 @@ class Extractor:
         """The flat outputs (n, l) alone."""
         if x[0].shape[0] == 0:
             return self._empty().y
-        return _wide(self._sites.outputs(self._vector(theta), x))
+        with allocations():
+            return _wide(self._sites.outputs(self._vector(theta), x))
 
     def _vector(self, theta: ArrayLike | None) -> NDArray[Any]:
         return self.parameters.ravel() if theta is None else self.parameters.vector(theta)
@@ -113,21 +119,37 @@ class Extractor:
         self, theta: NDArray[Any], x: Sequence[Any], seeds: NDArray[Any] | None = None
     ) -> tuple[NDArray[Any], tuple[Block, ...]]:
         """Outputs (n, l) and blocks; ``seeds`` as for `netjac.tensorflow.evaluate.CompiledSites`."""
-        y, values = self._sites(theta, x, seeds)
+        with allocations():
+            y, values = self._sites(theta, x, seeds)
         return _wide(y), self._plan.build(values)
 
     def _jacobian(self, theta: NDArray[Any], x: Sequence[Any]) -> Jacobian:
         y, blocks = self.factors(theta, x)
         return Jacobian(self.parameters, self.output_space, y, blocks, self.coverage)
 
+    def _attempt(self, theta: NDArray[Any], x: Sequence[Any]) -> Jacobian | None:
+        """All factors; None, after a warning, where they cannot be allocated and tiles may."""
+        try:
+            return self._jacobian(theta, x)
+        except MemoryError:
+            if len(x[0]) * self.output_space.size == 1:
+                raise
+        warn_of_smaller_tiles(f"the factors of {len(x[0])} samples × {self.output_space.size} outputs", 3)
+        return None
+
+    @property
+    def least(self) -> int:
+        """The smallest budget in bytes that works for every verb."""
+        return self.most_demanding.need(1, 1)
+
     def _tiled(self, theta: NDArray[Any], x: Sequence[Any], budget: int) -> TiledJacobian:
-        planning.tile_sizes(1, 1, self._most_demanding, budget)  # refused before any work
+        planning.tile_sizes(1, 1, self.most_demanding, budget)  # refused before any work
         source = FrozenNetwork(self, x, theta)
         y = source.outputs(budget)
         return TiledJacobian(source, self.parameters, self.output_space, y, self.coverage, budget)
 
     @property
-    def _most_demanding(self) -> planning.Footprint:
+    def most_demanding(self) -> planning.Footprint:
         """What any verb of a `TiledJacobian` needs: combinations of outputs, in double precision."""
         combined = self.footprint.combined(self.output_space.size)
         return combined if self.dtype == np.float64 else combined.widened()
@@ -138,7 +160,7 @@ class Extractor:
         if l <= PROBE_OUTPUTS and self.footprint.peak(len(x[0]), l) <= PROBE_BYTES:
             return self._jacobian(theta, x)
         some = min(PROBE_BYTES, self.footprint.need(1, PROBE_TILE))
-        return self._tiled(theta, x, max(some, self._most_demanding.need(1, 1)))
+        return self._tiled(theta, x, max(some, self.least))
 
     def _empty(self) -> Jacobian:
         rows = self.output_space.size
@@ -146,6 +168,15 @@ class Extractor:
         values = [_empty_values(site, rows, dtype) for site in self._sites.sites]
         y = np.zeros((0, rows), dtype)
         return Jacobian(self.parameters, self.output_space, y, self._plan.build(values), self.coverage)
+
+
+@contextmanager
+def allocations() -> Iterator[None]:
+    """TensorFlow's error for memory that it could not have, as Python's."""
+    try:
+        yield
+    except tf.errors.ResourceExhaustedError as error:
+        raise MemoryError(f"TensorFlow could not allocate the memory it needed: {error.message}") from error
 
 
 def _wide(y: NDArray[Any]) -> NDArray[Any]:

@@ -1,0 +1,90 @@
+"""What a Jacobian will take, before it is computed: the plan of its tiles and the memory of the largest of them."""
+
+from __future__ import annotations
+
+import os
+from math import ceil
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from netjac import memory as system
+from netjac import planning
+from netjac.tensorflow.extractor import Extractor
+from netjac.tensorflow.liveness import peak_bytes
+from netjac.tensorflow.trace import vector_specs, weights
+
+OF_ITS_OWN = 8 << 20
+"""What TensorFlow takes besides the tensors when it computes: stacks, small buffers."""
+
+
+def growth(extractor: Extractor, samples: int, outputs: int) -> int:
+    """Bytes by which memory is expected to grow while the factors of some samples and outputs are computed.
+
+    In which order the operations run is not determined where TensorFlow has several threads for them: the mean of what
+    one thread needs and of what all of them do.
+    """
+    graph = _graph(extractor, samples, outputs)
+    many = tf.config.threading.get_inter_op_parallelism_threads() or os.cpu_count() or 1
+    peaks = [peak_bytes(graph, graph.inputs, graph.outputs, threads) for threads in (1, many)]
+    return ceil(sum(peaks) / 2) + OF_ITS_OWN
+
+
+def _graph(extractor: Extractor, samples: int, outputs: int) -> Any:
+    """The graph that computes them, all its shapes known."""
+    trace, build = extractor.trace, extractor.sites.build
+    vector, *x = vector_specs(trace)
+    specs = [vector, *(tf.TensorSpec((samples, *spec.shape[1:]), spec.dtype) for spec in x)]
+    seeds = [] if outputs == trace.output_space.size else [np.arange(outputs, dtype=np.int32)]
+
+    def run(theta: Any, *x: Any) -> Any:
+        y, sites = build(weights(theta, trace), x, *map(tf.constant, seeds))
+        tensors = [y] + [tensor for s in sites for tensor in (s.D, s.A, s.indices, s.scale, s.dense)]
+        return list({id(tensor): tensor for tensor in tensors if tensor is not None}.values())
+
+    return tf.function(run, autograph=False).get_concrete_function(*specs).graph
+
+
+def make(extractor: Extractor, n: int, budget: int | None) -> planning.Plan:
+    """The plan of the Jacobian of ``n`` samples within ``budget`` bytes.
+
+    Raises
+    ------
+    MemoryBudgetError
+        One output of one sample is above the budget.
+    """
+    space, footprint = extractor.output_space, extractor.footprint
+    l, m, size = space.size, extractor.parameters.size, extractor.dtype.itemsize
+    shape, tiles = (n, l), 1
+    if budget is not None and not whole(extractor, n, budget):
+        planning.tile_sizes(1, 1, extractor.most_demanding, budget)
+        grid = planning.tile_grid(n, l, footprint, budget)
+        shape, tiles = planning.tile_sizes(n, l, footprint, budget), len(grid)
+    peak = growth(extractor, *shape) if n * l else 0
+    if tiles > 1:  # one tile is held while the next is computed, and all outputs are
+        samples, outputs = grid[0]
+        shape = samples.stop - samples.start, outputs.stop - outputs.start
+        peak += footprint.held(*shape) + 2 * n * l * size
+    return planning.Plan(
+        n, l, m, extractor.dtype.name, footprint.held(n, l), n * l * m * size, budget, shape, tiles, peak
+    )
+
+
+def whole(extractor: Extractor, n: int, budget: int) -> bool:
+    """Whether all factors of ``n`` samples are computed within ``budget`` bytes, as `Extractor.evaluate` decides it."""
+    return extractor.footprint.peak(n, extractor.output_space.size) <= budget
+
+
+def default_budget(extractor: Extractor, n: int) -> int | None:
+    """The budget where none is given: a share of what is free; None where everything is well within that."""
+    rows = extractor.output_space.size
+    most = extractor.footprint.peak(n, rows)
+    if most <= system.SMALL:
+        return None
+    budget = system.default_budget()
+    if budget is None or most <= budget:
+        return None
+    if extractor.footprint.held(n, rows) <= budget and growth(extractor, n, rows) <= budget:
+        return None  # the footprint is an upper bound
+    return max(budget, extractor.least)
