@@ -10,7 +10,7 @@ import pytest
 import netjac
 
 PACKAGE = Path(netjac.__file__).parent
-HEAVY = ("tensorflow", "keras", "dask", "zarr", "matplotlib", "typer", "tqdm", "sklearn")
+HEAVY = ("tensorflow", "keras", "dask", "distributed", "zarr", "matplotlib", "typer", "tqdm", "sklearn")
 
 FOUNDATION = {"errors", "spaces", "sites"}
 JACOBIAN = {"layout", "planning", "materialise", "arguments", "algebra", "transposed", "operator", "jacobian"}
@@ -30,7 +30,8 @@ ARROWS = {
     "transposed": {"errors", "arguments"},
     "operator": FOUNDATION | JACOBIAN - {"jacobian"},
     "jacobian": FOUNDATION | JACOBIAN | {"blocks"},
-    "optimize": FOUNDATION | JACOBIAN | {"blocks", "api", "tensorflow"},
+    "pools": set(),
+    "optimize": FOUNDATION | JACOBIAN | {"blocks", "pools", "api", "tensorflow"},
 }
 # Only these may import a framework; all but the folder itself inside a function (see the test that netjac is light).
 FRAMEWORK = {"tensorflow", "api", "optimize"}
@@ -90,7 +91,7 @@ def violations(path: Path, source: str) -> set[str]:
     if own != "plots":
         wrong |= {name for name in names if name.split(".")[0] == "matplotlib"}
     if own != "distributed":
-        wrong |= {name for name in names if name.split(".")[0] == "dask"}
+        wrong |= {name for name in names if name.split(".")[0] in ("dask", "distributed", "cloudpickle")}
     return wrong
 
 
@@ -112,6 +113,7 @@ def test_the_arrows(path):
         ("factor.py", "import tensorflow as tf", {"tensorflow"}),
         ("algebra.py", "from matplotlib import pyplot", {"matplotlib.pyplot"}),
         ("store.py", "import dask.array", {"dask.array"}),
+        ("store.py", "from distributed import Client", {"distributed.Client"}),
     ],
 )
 def test_a_forbidden_import_is_found(name, source, found):
@@ -178,3 +180,23 @@ except ImportError as error:
     print(error)
 """
     assert 'pip install "netjac[tensorflow-cpu]"' in run(code)
+
+
+def test_without_dask_the_message_says_what_to_install():
+    code = """
+import sys
+from importlib.abc import MetaPathFinder
+
+class Hidden(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name in ("dask", "distributed"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Hidden())
+import netjac as nj
+try:
+    nj.distributed
+except ImportError as error:
+    print(error)
+"""
+    assert 'pip install "netjac[dask]"' in run(code)

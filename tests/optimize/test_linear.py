@@ -10,15 +10,9 @@ import pytest
 from netjac.errors import ShapeError
 from netjac.examples import linear_layer
 from netjac.optimize.control import Region, State
-from netjac.optimize.linear import (
-    GramSystem,
-    Linearisation,
-    NormalSystem,
-    ProductSystem,
-    SpectralSystem,
-    System,
-    conjugate_gradients,
-)
+from netjac.optimize.direct import GramSystem, NormalSystem, SpectralSystem
+from netjac.optimize.iterative import ProductSystem, conjugate_gradients
+from netjac.optimize.linear import Linearisation, System
 from netjac.optimize.precondition import Preconditioner
 from netjac.optimize.residual import ResidualJacobian
 from netjac.optimize.rows import Factors
@@ -128,7 +122,7 @@ def test_slope_is_the_derivative_of_the_scaled_length(system: Any, masked: bool)
 
     h = 1e-5
     difference = (length(0.3 + h) - length(0.3 - h)) / (2 * h)
-    assert made.slope(made.step(0.3, free)) == pytest.approx(-difference, rel=1e-5)
+    assert made.solve(0.3, free).slope() == pytest.approx(-difference, rel=1e-5)
 
 
 def test_matrices_singular_to_working_precision_are_not_trusted() -> None:
@@ -160,7 +154,7 @@ def test_a_region_step_is_on_the_border_or_the_least_damped(system: Any, radius:
     scale = np.linspace(0.5, 2, 5)
     made = system(at, scale)
     state = State(np.zeros(5), radius=radius, floor=1e-12, damping=warm)
-    step, state = Region().step(made, made.step, state)
+    step, state = Region().step(made, made.solve, state)
     assert step is not None
     length = np.linalg.norm(step / scale)
     if length < radius * 0.999:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from netjac.optimize.linear import System
+from netjac.optimize.linear import System, Trial
 from netjac.optimize.losses import Vector
 
 
@@ -59,8 +59,8 @@ class State:
     met: int | None = None
 
 
-Solve = Callable[[float], Vector | None]
-"""Damping → step (m,), or None where it cannot be computed."""
+Solve = Callable[[float], Trial | None]
+"""Damping → step, or None where it cannot be computed."""
 
 
 class Control(ABC):
@@ -92,7 +92,8 @@ class Damped(Control):
         return replace(state, damping=self._START * largest)
 
     def step(self, system: System, solve: Solve, state: State) -> tuple[Vector | None, State]:
-        return solve(state.damping), state
+        trial = solve(state.damping)
+        return None if trial is None else trial.step(), state
 
     def accepted(self, state: State, gain: float, length: float) -> State:
         # A step that went as predicted allows a bolder one, so that the end is not reached at the pace of λ alone.
@@ -119,23 +120,22 @@ class Region(Control):
         radius, floor = state.radius, 0.0 if system.any_damping else state.floor
         low, high = floor, np.inf  # the damping looked for lies between
         damping = max(state.damping, floor)
-        step: Vector | None = None
+        trial: Trial | None = None
         for _ in range(self._TRIES):
-            step = solve(damping)
-            if step is None:  # the matrix is singular to working precision: that much damping is the least
+            trial = solve(damping)
+            if trial is None:  # the matrix is singular to working precision: that much damping is the least
                 damping = floor = low = 10 * max(damping, state.floor)
                 continue
-            length = float(np.linalg.norm(step / system.scale))
-            inside = damping <= floor and length <= radius * (1 + self._TOLERANCE)
-            if inside or abs(length - radius) <= self._TOLERANCE * radius:
+            inside = damping <= floor and trial.length <= radius * (1 + self._TOLERANCE)
+            if inside or abs(trial.length - radius) <= self._TOLERANCE * radius:
                 break
-            low, high = (max(low, damping), high) if length > radius else (low, min(high, damping))
-            damping = _newton(system.slope(step), damping, length, radius, low, high) if low < high else high
-        if step is None:
+            low, high = (max(low, damping), high) if trial.length > radius else (low, min(high, damping))
+            damping = _newton(trial, damping, radius, low, high) if low < high else high
+        if trial is None:
             return None, replace(state, damping=damping)
-        length = float(np.linalg.norm(step / system.scale))
-        if length > radius or damping > floor:  # on the border: exactly
-            step = step * (radius / length) if length else step
+        step = trial.step()
+        if trial.length and (trial.length > radius or damping > floor):  # on the border: exactly
+            step = step * (radius / trial.length)
         return step, replace(state, damping=damping)
 
     def accepted(self, state: State, gain: float, length: float) -> State:
@@ -152,8 +152,9 @@ class Region(Control):
         return replace(state, radius=radius, damping=state.damping * state.radius / radius if radius else np.inf)
 
 
-def _newton(slope: float, damping: float, length: float, radius: float, low: float, high: float) -> float:
+def _newton(trial: Trial, damping: float, radius: float, low: float, high: float) -> float:
     """The next damping to try: of Newton's method, or where that leaves the bracket, inside it."""
+    length, slope = trial.length, trial.slope()
     new = damping + (length - radius) / radius * length / slope if slope > 0 else np.nan
     if low < new < high:
         return new

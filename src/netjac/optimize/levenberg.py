@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from scipy.optimize import OptimizeResult
@@ -21,7 +22,8 @@ from netjac.optimize.control import State
 from netjac.optimize.linear import Linearisation, Mask, System
 from netjac.optimize.losses import Vector
 from netjac.optimize.minimand import Minimand, Point
-from netjac.optimize.routes import Route, choose_route, column_norms
+from netjac.optimize.routes import Route, choose_route, column_norms, small_libraries
+from netjac.pools import one_thread
 
 MESSAGES = {
     -3: "Interrupted; the result is the best point so far.",
@@ -103,6 +105,10 @@ class Iteration:
         """The model at the present point, which becomes ``self.model``; and how its steps are to be computed."""
         self.model = None  # freed before the next one is made
         J = self.problem.derivative(self.point)
+        with one_thread(*small_libraries(J.shape)):
+            return self._model_of(J)
+
+    def _model_of(self, J: Any) -> Linearisation:
         model = self.problem.linearise(self.point, J)
         if not np.all(np.isfinite(model.g)):
             raise DataError(
@@ -142,11 +148,14 @@ class Iteration:
         ftol, xtol, _ = self.tolerances
         x, cost = self.point.x, self.point.cost
         assert self.route is not None
-        system = self.route.system(model, self._scale(self.state), self.state)
+        few = small_libraries(model.shape)
+        with one_thread(*few):
+            system = self.route.system(model, self._scale(self.state), self.state)
         control = self.route.control
         rejected = False
         while True:
-            step = self._step(system, model)
+            with one_thread(*few):
+                step = self._step(system, model)
             if step is None:
                 self.state = control.rejected(self.state, 0.0)
             else:
@@ -154,7 +163,8 @@ class Iteration:
                 step = new.x - x
                 length, scaled = float(np.linalg.norm(step)), float(np.linalg.norm(step / system.scale))
                 reduction = cost - new.cost
-                predicted = -float(model.g @ step) - 0.5 * float(np.sum(model.apply(step) ** 2))
+                with one_thread(*few):
+                    predicted = -float(model.g @ step) - 0.5 * float(np.sum(model.apply(step) ** 2))
                 gain = reduction / predicted if predicted > 0 and np.isfinite(new.cost) else -1.0
                 self.state = replace(self.state, nfev=self.state.nfev + 1)
                 # A step made short by rejections says nothing about convergence in the cost.
@@ -179,11 +189,11 @@ class Iteration:
         assert self.route is not None
         control = self.route.control
         if not self.problem.bounded:
-            step, self.state = control.step(system, system.step, self.state)
+            step, self.state = control.step(system, system.solve, self.state)
             return step
         x, lower, upper = self.point.x, self.problem.lower, self.problem.upper
         free: Mask = ~self._pushing(model.g)
-        step, self.state = control.step(system, lambda damping: system.step(damping, free), self.state)
+        step, self.state = control.step(system, lambda damping: system.solve(damping, free), self.state)
         shift = np.zeros_like(x)
         for _ in range(_INNER):
             if step is None:
@@ -217,7 +227,7 @@ class Iteration:
         return OptimizeResult(
             x=self.point.x.copy(),
             fun=self.point.residual.copy(),
-            cost=self.point.cost,
+            cost=np.float64(self.point.cost),
             grad=self.model.g.copy(),
             optimality=optimality,
             nit=self.state.nit,

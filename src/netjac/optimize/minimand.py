@@ -17,9 +17,12 @@ from scipy.sparse.linalg import LinearOperator, aslinearoperator
 
 from netjac.errors import DataError, DtypeError, ShapeError
 from netjac.optimize import differences, losses
-from netjac.optimize.linear import Linearisation
+from netjac.optimize.linear import Linearisation, explicit, is_operator
 from netjac.optimize.losses import LOSSES, Loss, Vector
 from netjac.optimize.options import OptionError
+
+_EXPLICIT_WORK = 10**8
+"""rows · m · min(rows, m) up to which products with the explicit J take no longer than those with its factors."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +103,12 @@ class Minimand:
         return losses.cost(residual, self.loss, self.f_scale)
 
     def linearise(self, point: Point, J: Any) -> Linearisation:
-        """The quadratic model of the cost: rows of J and residual as the loss weighs them."""
+        """The quadratic model of the cost: rows of J and residual as the loss weighs them.
+
+        A small J is made explicit: one array is then used by all.
+        """
+        if is_operator(J) and J.shape[0] * J.shape[1] * min(J.shape) <= _EXPLICIT_WORK:
+            J = explicit(J)
         weights, residual = losses.linearised(point.residual, self.loss, self.f_scale)
         if weights is not None:
             J = _scaled_rows(J, weights)

@@ -11,17 +11,9 @@ import scipy.sparse
 from scipy.sparse.linalg import LinearOperator
 
 from netjac.optimize.control import Control, Damped, Region, State
-from netjac.optimize.linear import (
-    GramSystem,
-    Linearisation,
-    Mask,
-    NormalSystem,
-    ProductSystem,
-    SpectralSystem,
-    System,
-    column_groups,
-    is_operator,
-)
+from netjac.optimize.direct import GramSystem, NormalSystem, SpectralSystem, column_groups
+from netjac.optimize.iterative import ProductSystem
+from netjac.optimize.linear import Linearisation, Mask, System, Trial, is_operator
 from netjac.optimize.losses import Vector
 from netjac.optimize.options import OptionError
 from netjac.optimize.precondition import Preconditioner
@@ -39,6 +31,27 @@ _SPECTRAL_WORK = 10**6
 
 _FALLBACK_WORK = 2 * 10**8
 """The same, up to which they are the way down from a Cholesky factor that cannot be trusted; beyond, more damping."""
+
+
+_ONE_THREAD = 1500
+"""Order of a matrix that LAPACK factorises faster on one thread than on two that wait for NumPy's."""
+
+_ONE_THREAD_ENTRIES, _ONE_THREAD_WORK = 2 * 10**7, 2 * 10**9
+"""Entries of J, and entries times min(rows, m), below which products are faster on one thread."""
+
+
+def small_libraries(shape: tuple[int, int]) -> tuple[str, ...]:
+    """Which BLAS libraries are better held at one thread for steps with a Jacobian of this shape.
+
+    Examples
+    --------
+    >>> small_libraries((2000, 61)), small_libraries((1000, 1_154_049))
+    (('numpy', 'scipy'), ('scipy',))
+    """
+    rows, m = shape
+    small = min(rows, m)
+    products = rows * m < _ONE_THREAD_ENTRIES and rows * m * small < _ONE_THREAD_WORK
+    return (("numpy",) if products else ()) + (("scipy",) if small < _ONE_THREAD else ())
 
 
 _INEXACT, _EXACT = 1e-2, 1e-10
@@ -76,16 +89,16 @@ class _Safe(System):
         self._first = first(at, scale)
         self._second: System | None = None
 
-    def step(self, damping: float, free: Mask | None = None, shift: Vector | None = None) -> Vector | None:
+    def solve(self, damping: float, free: Mask | None = None, shift: Vector | None = None) -> Trial | None:
         if self._second is None:
-            step = self._first.step(damping, free, shift)
-            if step is not None:
-                return step
+            trial = self._first.solve(damping, free, shift)
+            if trial is not None:
+                return trial
             self._second = SpectralSystem(self.at, self.scale)
-        return self._second.step(damping, free, shift)
+        return self._second.solve(damping, free, shift)
 
-    def _inverse(self, t: Vector) -> Vector:
-        return (self._second or self._first)._inverse(t)
+    def inverse(self, t: Vector) -> Vector:
+        return (self._second or self._first).inverse(t)
 
 
 def choose_route(model: Linearisation, name: str, *, x_scale: Vector | str | None, bounded: bool) -> Route:
