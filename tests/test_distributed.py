@@ -357,12 +357,12 @@ def test_errors_name_the_samples(client, model, x):
 
 def test_code_from_outside_that_fails_names_the_samples(client, x):
     def residual(outputs):
-        if len(outputs) == 4:
+        if len(outputs) == 11:
             raise ZeroDivisionError("no such thing")
         return outputs, np.broadcast_to(np.eye(2), (len(outputs), 2, 2))
 
-    with pytest.raises(nj.WorkerError, match=r"samples 15 to 18: ZeroDivisionError: .*no such thing"):
-        nj.distributed.least_squares(network(), x, residual=residual, client=client, tiles=5)
+    with pytest.raises(nj.WorkerError, match=r"samples 12 to 22: ZeroDivisionError: .*no such thing"):
+        nj.distributed.least_squares(network(), x, residual=residual, client=client, tiles=2)
 
 
 def test_a_model_that_cannot_travel_and_one_that_is_built(client, x, dense):
@@ -397,6 +397,23 @@ def test_a_model_that_cannot_be_put_together():
         worker.Network(cloudpickle.dumps((Broken(), None))).unpacked()
 
 
+class Opened:
+    """An array in a file that is open here."""
+
+    def __init__(self, array):
+        self.shape, self.dtype, self._file = array.shape, array.dtype, threading.Lock()
+
+    def __getitem__(self, samples):
+        raise AssertionError
+
+
+def test_large_arrays_travel_without_a_warning(client):
+    x = np.random.default_rng(0).normal(size=(2**18, 6))  # 12 MB
+    w = tf.Variable(np.ones((6, 1)))
+    J = nj.distributed.jacobian(lambda x: x @ w, x, variables=[w], client=client, tiles=1)
+    np.testing.assert_allclose(J.T @ np.ones(len(x)), x.sum(axis=0), rtol=1e-9, atol=1e-9)
+
+
 def test_options_that_do_not_fit(client, model, x, targets, monkeypatch):
     with pytest.raises(ValueError, match="loss='huber'"):
         nj.distributed.least_squares(model, x, targets, client=client, loss="huber")
@@ -410,6 +427,11 @@ def test_options_that_do_not_fit(client, model, x, targets, monkeypatch):
         nj.distributed.jacobian(model, x[:0], client=client)
     with pytest.raises(nj.DataError, match="no file or folder"):
         nj.distributed.jacobian(model, "nowhere.npy", client=client)
+    lazy = dask.array.from_array(x)
+    with pytest.raises(nj.DataError, match="compute_chunk_sizes"):
+        nj.distributed.jacobian(model, lazy[lazy[:, 0] > 0], client=client)
+    with pytest.raises(nj.DtypeError, match="Opened cannot travel"):
+        nj.distributed.jacobian(model, Opened(x), client=client)
     with pytest.raises(ValueError, match="give a model, or build="):
         nj.distributed.jacobian(None, x, client=client)
 

@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 from netjac.distributed.worker import limit_threads, total
 from netjac.optimize.options import OptionError
 
+WAIT = 60
+"""Seconds to wait for a first worker."""
+
 FAN_IN = 8
 """Results that one task of a reduction adds up."""
 
@@ -54,11 +57,11 @@ class Cluster:
 
     def slots(self) -> list[str]:
         """Address of a worker, once for each of its threads."""
-        workers = self.client.scheduler_info(n_workers=-1)["workers"]
-        if not workers:
-            self.client.wait_for_workers(1, timeout=60)
-            workers = self.client.scheduler_info(n_workers=-1)["workers"]
-        return [address for address in sorted(workers) for _ in range(workers[address]["nthreads"])]
+        threads = self.client.nthreads()
+        if not threads:
+            self.client.wait_for_workers(1, timeout=WAIT)
+            threads = self.client.nthreads()
+        return [address for address in sorted(threads) for _ in range(threads[address])]
 
     def submit(self, function: Callable[..., Any], *given: Any, home: str | None = None) -> Any:
         """A task, at its home if that is alive, and its result as a future."""

@@ -159,11 +159,24 @@ def _leaf(value: Any) -> Any:
             whole = whole.base
         offset = whole.offset + value.ctypes.data - whole.ctypes.data
         return worker.MappedFile(str(Path(value.filename).absolute()), value.dtype, value.shape, offset)
+    if isinstance(value, dask.array.Array) and value.ndim and np.isnan(value.shape[0]):
+        raise DataError("a Dask array of unknown length was given: call its compute_chunk_sizes() first.")
     if isinstance(value, np.ndarray | dask.array.Array):
         return value
     if hasattr(value, "shape") and hasattr(value, "__getitem__") and not hasattr(value, "numpy"):
-        return worker.Stored(value, slice(0, int(value.shape[0])))
+        return _reference(worker.Stored(value, slice(0, int(value.shape[0]))))
     return np.asarray(value)
+
+
+def _reference(stored: worker.Stored) -> worker.Stored:
+    try:
+        cloudpickle.dumps(stored)
+    except Exception as error:  # whatever an object's own pickling raises
+        raise DtypeError(
+            f"a {type(stored.array).__name__} cannot travel to the workers ({type(error).__name__}: {error}). Give a "
+            "NumPy or Dask array, or the path of a .npy file or of a Zarr array."
+        ) from error
+    return stored
 
 
 def _opened(path: Path) -> Any:
