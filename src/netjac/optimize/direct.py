@@ -172,21 +172,28 @@ def column_groups(at: Linearisation, scale: Vector) -> list[ColumnGroup] | None:
     """The groups, if they are few and can be told apart without the explicit J; else None."""
     J, m = at.J, at.shape[1]
     ridge = np.zeros(m) if at.prior is None else at.prior
-    kinds, labels = np.unique(np.stack([ridge, scale]), axis=1, return_inverse=True)
-    if kinds.shape[1] == 1:
+    if uniform(ridge) and uniform(scale):
         gram = (lambda: J.gram(dtype=np.float64)) if hasattr(J, "gram") else (lambda: _rows_gram(explicit(J)))
         return [ColumnGroup(np.arange(m), gram)]
     data = getattr(J, "data", J)
-    if kinds.shape[1] > _MOST_GROUPS or not hasattr(data, "columns") or data.shape[1] != m:
+    if not hasattr(data, "columns") or data.shape[1] != m:
         return None
-    names: dict[int, list[str]] = {}
+    kinds: dict[tuple[float, float], list[Any]] = {}
     for segment in data.parameters:
-        found = np.unique(labels[segment.slice])
-        if len(found) > 1:
+        if not segment.size:
+            continue
+        own, sizes = ridge[segment.slice], scale[segment.slice]
+        if not (uniform(own) and uniform(sizes)):
             return None
-        names.setdefault(int(found[0]), []).extend([segment.name] if segment.size else [])
+        kinds.setdefault((own[0], sizes[0]), []).append(segment)
+    if len(kinds) > _MOST_GROUPS:
+        return None
     return [
-        ColumnGroup(np.flatnonzero(labels == label), partial(_gram_of, data, chosen)) for label, chosen in names.items()
+        ColumnGroup(
+            np.concatenate([np.arange(s.start, s.stop) for s in segments]),
+            partial(_gram_of, data, [s.name for s in segments]),
+        )
+        for segments in kinds.values()
     ]
 
 
