@@ -102,18 +102,19 @@ class Fitting:
     def _iterate(self, theta: Vector) -> Any:
         """SciPy asks for the Jacobian at the start and after every accepted step."""
         evaluation = self.at(theta)
-        self.watch.iterate(evaluation.theta, evaluation.cost, self.optimality(evaluation))
+        self._record(evaluation)
         return self.derivative(evaluation)
 
     def _minpacks(self, theta: Vector) -> Any:
         """As does MINPACK, which calls nobody back: so this does."""
-        before = len(self.watch.history)
-        J = self._iterate(theta)
-        nit = len(self.watch.history) - 1
-        if self.told is not None and nit == before and not np.array_equal(theta, self.start):
-            now = self.at(theta)
-            nfev = int(self.watch.history.nfev[-1])
-            seen = OptimizeResult(x=now.theta.copy(), fun=now.residual.copy(), cost=now.cost, nit=nit, nfev=nfev)
-            if self.told(seen):
+        evaluation = self.at(theta)
+        new = self._record(evaluation)
+        if new and self.told is not None and not np.array_equal(theta, self.start):
+            history = self.watch.history
+            x, fun, nfev = evaluation.theta.copy(), evaluation.residual.copy(), int(history.nfev[-1])
+            if self.told(OptimizeResult(x=x, fun=fun, cost=evaluation.cost, nit=len(history) - 1, nfev=nfev)):
                 raise callbacks.Stopped
-        return J
+        return self.derivative(evaluation)
+
+    def _record(self, evaluation: Evaluation) -> bool:
+        return self.watch.iterate(evaluation.theta, evaluation.cost, self.optimality(evaluation))
