@@ -93,6 +93,7 @@ from netjac.optimize import LeastSquares, Objective, OutputConstraint, least_squ
 from netjac.sites import Coverage
 from netjac.spaces import OutputSpace, ParameterSpace
 from netjac.store import StoredJacobian, open, save
+from netjac.streaming import stream
 from netjac.tiled import TiledJacobian
 from netjac.uncertainty import uncertainty
 
@@ -118,6 +119,7 @@ __all__ = [
     "jacobian_tensor",
     "parameters",
     "plan",
+    "stream",
     "Jacobian",
     "TiledJacobian",
     "StoredJacobian",

@@ -49,6 +49,15 @@ class Batch:
         parts = leaves((self.x, self.targets, self.weights))
         return sum(_entry_bytes(leaf) for leaf in parts if leaf is not None)
 
+    def not_finite(self) -> int | None:
+        """The first sample of which x holds NaN or an infinite number; None where none does."""
+        bad = np.zeros(self.n, bool)
+        for leaf in leaves(self.x):
+            values = np.asarray(leaf)
+            if values.dtype.kind == "f":
+                bad |= ~np.isfinite(values).all(axis=tuple(range(1, values.ndim)))
+        return int(np.argmax(bad)) if bad.any() else None
+
     def __getitem__(self, samples: slice) -> Batch:
         """Return some of the samples."""
         return Batch(*(mapped(lambda leaf: leaf[samples], part) for part in (self.x, self.targets, self.weights)))

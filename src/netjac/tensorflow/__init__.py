@@ -9,4 +9,13 @@ from netjac.tensorflow.evaluator import Evaluator, evaluator, input_jacobian, ja
 from netjac.tensorflow.identity import model_checksum
 from netjac.tensorflow.tensor import jacobian_tensor
 
-__all__ = ["Evaluator", "evaluator", "input_jacobian", "jacobian", "jacobian_tensor", "model_checksum", "parameters", "plan"]
+__all__ = [
+    "Evaluator",
+    "evaluator",
+    "input_jacobian",
+    "jacobian",
+    "jacobian_tensor",
+    "model_checksum",
+    "parameters",
+    "plan",
+]

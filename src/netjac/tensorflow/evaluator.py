@@ -59,6 +59,8 @@ class Evaluator:
         The columns, live.
     output_space : OutputSpace
         The rows.
+    dtype : numpy.dtype
+        Of the factors.
     n : int
         Samples in x.
     """
@@ -69,6 +71,7 @@ class Evaluator:
         self.n = int(self._x[0].shape[0])
         self.parameters = extractor.parameters
         self.output_space = extractor.output_space
+        self.dtype = extractor.dtype
         self._second: SecondProduct | None = None
 
     def evaluate(self, theta: ArrayLike | None = None, memory: float | str | None = None) -> Jacobian | TiledJacobian:
