@@ -141,8 +141,9 @@ def least_squares(
 ) -> OptimizeResult:
     """Fit by least squares on a cluster; afterwards the model holds the best parameters seen.
 
-    Residuals and factors stay on the workers. At each trial θ (m,) goes out and ‖r‖² comes back, at each accepted point
-    Jᵀ r and Jᵀ J, (m + 1)·m numbers.
+    Residuals and factors stay on the workers. At each trial θ (m,) goes out and ‖r‖² comes back; at each accepted point
+    Jᵀ r, and up to some thousand parameters Jᵀ J, (m, m). With more, steps come from conjugate gradients, each of whose
+    iterations sends a vector v (m,) and brings back Jᵀ J v.
 
     Parameters
     ----------
@@ -175,7 +176,7 @@ def least_squares(
     Notes
     -----
     Working with Jᵀ J squares the condition number of J: directions whose singular value is under 1e-8 of the largest
-    are lost in rounding. `evaluator` with ``linear_solver="products"`` has no such limit.
+    are lost in rounding.
 
     Examples
     --------

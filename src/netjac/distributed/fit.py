@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, final
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from netjac.distributed import worker
 from netjac.distributed.placing import Placed
+from netjac.distributed.tiles import Held
 from netjac.optimize import names
 from netjac.optimize.losses import Vector
 from netjac.optimize.options import OptionError
@@ -36,17 +38,87 @@ class OnWorkers:
         placed, cluster, m = self._placed, self._placed.cluster, self.space.size
         checks = [self._check and i == 0 for i in range(len(placed.samples))]
         tiles = placed.each(worker.residuals, list(placed.given or ()), self._fit, placed.vector(theta), checks)
-        squared, _ = cluster.total([cluster.submit(worker.run, worker.squares, tile) for tile in tiles])
+        held = Held(cluster, tiles, placed.samples, placed.homes)
+        squared, _ = held.total(worker.squares)
         self._check = False
-        norm = float(np.sqrt(squared))
         residual = np.zeros(m + 1)
-        residual[0] = norm
+        residual[0] = np.sqrt(squared)
+        return Data(residual, lambda: TurnedRows(held, m, float(residual[0])), _no_second)
 
-        def rows() -> Rows:
-            sums = cluster.total([cluster.submit(worker.run, worker.gradient_and_normal, tile) for tile in tiles])
-            return Products(Explicit(turned(sums[0], sums[1:], norm)), m)
 
-        return Data(residual, rows, _no_second)
+@final
+class TurnedRows(Rows):
+    """J' (m + 1, m) of `netjac.distributed`, each part of it computed when it is asked for.
+
+    Jᵀ r, the column norms and Jᵀ J v are vectors, summed over the tiles; Jᵀ J is a matrix, and so are the rows beneath
+    the first, which come of it.
+
+    Parameters
+    ----------
+    held
+        `netjac.distributed.worker.Residuals`, as futures.
+    m
+        Parameters.
+    norm
+        ‖r‖.
+    """
+
+    def __init__(self, held: Held, m: int, norm: float) -> None:
+        super().__init__((m + 1, m))
+        self._held, self._norm = held, norm
+
+    @cached_property
+    def _gradient(self) -> Vector:
+        return self._held.total(worker.gradient)
+
+    @cached_property
+    def _normal(self) -> NDArray[np.float64]:
+        return self._held.total(worker.residual_normal)
+
+    @cached_property
+    def _explicit(self) -> NDArray[np.float64]:
+        return turned(self._gradient, self._normal, self._norm)
+
+    def normal_product(self, v: Vector) -> Vector:
+        """Jᵀ J v (m,): v goes out, and a vector like it comes back."""
+        if "_normal" in self.__dict__:
+            return np.asarray(self._normal @ v)
+        return self._held.total(worker.normal_product, self._held.cluster.submit(np.array, v))
+
+    def _product(self, V: NDArray[np.float64]) -> NDArray[np.float64]:
+        return self._explicit @ V
+
+    def _adjoint_product(self, U: NDArray[np.float64]) -> NDArray[np.float64]:
+        if self._norm > 0 and not U[1:].any():  # as for the gradient of the cost
+            return np.outer(self._gradient / self._norm, U[0])
+        return self._explicit.T @ U
+
+    def to_array(self, dtype: DTypeLike = np.float64) -> NDArray[Any]:
+        """See `Rows`, as for the verbs below."""
+        return self._explicit.astype(dtype)
+
+    def gram(self, dtype: DTypeLike = np.float64) -> NDArray[Any]:
+        """J' J'ᵀ."""
+        return (self._explicit @ self._explicit.T).astype(dtype, copy=False)
+
+    def normal(self, weights: Vector | None = None, dtype: DTypeLike = np.float64) -> NDArray[Any]:
+        """Jᵀ J, or J'ᵀ diag(w) J'."""
+        if weights is None:
+            return self._normal.astype(dtype)
+        return (self._explicit.T @ (weights[:, None] * self._explicit)).astype(dtype, copy=False)
+
+    def column_norms(self, squared: bool = False) -> Vector:
+        """Of J as of J'."""
+        squares = np.diag(self._normal) if "_normal" in self.__dict__ else self._columns
+        return squares.copy() if squared else np.sqrt(squares)
+
+    @cached_property
+    def _columns(self) -> Vector:
+        return self._held.total(worker.residual_column_squares)
+
+    def scaled_rows(self, w: Vector) -> Rows:
+        """diag(w) J'."""
+        return Products(Explicit(self._explicit), self.shape[1]).scaled_rows(w)
 
 
 def _no_second(v: Vector) -> Vector:

@@ -42,6 +42,10 @@ class Held:
             for i, tile in enumerate(self.tiles)
         ]
 
+    def total(self, verb: Callable[..., Any], *given: Any) -> NDArray[np.float64]:
+        """The sum of what a verb returns."""
+        return self.cluster.total(self.each(verb, *given))
+
     def cut(self, rows: NDArray[Any]) -> list[NDArray[Any]]:
         """Rows (n, ...), one part a tile."""
         return [rows[samples] for samples in self.samples]
@@ -118,10 +122,7 @@ class DistributedJacobian(JacobianOperator):
             out[samples] += part
 
     def _add_adjoint(self, u: NDArray[Any], out: NDArray[Any]) -> None:
-        out += self._sum(worker.adjoint, self._held.cut(u)).astype(out.dtype)
-
-    def _sum(self, verb: Callable[..., Any], *given: Any) -> NDArray[np.float64]:
-        return self._held.cluster.total(self._held.each(verb, *given))
+        out += self._held.total(worker.adjoint, self._held.cut(u)).astype(out.dtype)
 
     # ---- the explicit matrix
 
@@ -195,7 +196,7 @@ class DistributedJacobian(JacobianOperator):
         precision = arguments.floating(self.dtype if dtype is None else dtype)
         arguments.threads(threads)
         rows = None if weights is None else self._held.cut(arguments.row_weights(weights, self.n, self.l))
-        return self._sum(worker.normal, rows, precision).astype(precision, copy=False)
+        return self._held.total(worker.normal, rows, precision).astype(precision, copy=False)
 
     def row_norms(self, squared: bool = False) -> NDArray[Any]:
         """Return the Euclidean norm of each row (n*l,), or its square."""
@@ -205,7 +206,7 @@ class DistributedJacobian(JacobianOperator):
 
     def column_norms(self, squared: bool = False) -> NDArray[Any]:
         """Return the Euclidean norm of each column (m,), or its square."""
-        squares = self._sum(worker.column_squares)
+        squares = self._held.total(worker.column_squares)
         return (squares if squared else np.sqrt(squares)).astype(self.dtype, copy=False)
 
     # ---- parts of it

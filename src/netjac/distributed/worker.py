@@ -334,10 +334,25 @@ def squares(tile: Residuals) -> Array:
     return np.array([tile.values @ tile.values, tile.values.size])
 
 
-def gradient_and_normal(tile: Residuals) -> Array:
-    """Rᵀ r, and below it Rᵀ R (M + 1, M)."""
+def gradient(tile: Residuals) -> Array:
+    """Rᵀ r (M,)."""
+    return np.asarray(tile.derivative.rmatvec(tile.values))
+
+
+def residual_normal(tile: Residuals) -> Array:
+    """Rᵀ R (M, M)."""
+    return np.asarray(tile.derivative.normal())
+
+
+def residual_column_squares(tile: Residuals) -> Array:
+    """Squared norm of each column of R (M,)."""
+    return np.asarray(tile.derivative.column_norms(squared=True))
+
+
+def normal_product(tile: Residuals, v: Array) -> Array:
+    """Rᵀ R v (M,)."""
     R = tile.derivative
-    return np.concatenate([R.rmatvec(tile.values)[None], R.normal()])
+    return np.asarray(R.rmatvec(R.matvec(v)))
 
 
 def total(parts: Sequence[Array]) -> Array:

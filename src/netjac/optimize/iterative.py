@@ -27,7 +27,7 @@ class ProductSystem(System):
         extra = damping / self.scale**2
 
         def apply(v: Vector) -> Vector:
-            return mask * (at.adjoint(at.apply(v)) + extra * v)
+            return mask * (at.normal_product(v) + extra * v)
 
         self._apply, self._mask = apply, mask
         inverse = self._precondition = self._preconditioner.at(self.weights(damping))

@@ -164,7 +164,7 @@ class Iteration:
                 length, scaled = float(np.linalg.norm(step)), float(np.linalg.norm(step / system.scale))
                 reduction = cost - new.cost
                 with one_thread(*few):
-                    predicted = -float(model.g @ step) - 0.5 * float(np.sum(model.apply(step) ** 2))
+                    predicted = -float(model.g @ step) - 0.5 * model.curvature(step)
                 gain = reduction / predicted if predicted > 0 and np.isfinite(new.cost) else -1.0
                 self.state = replace(self.state, nfev=self.state.nfev + 1)
                 # A step made short by rejections says nothing about convergence in the cost.

@@ -37,7 +37,8 @@ class Linearisation:
     ----------
     J
         Explicit array (rows, m), sparse array, or `LinearOperator`; one with the verbs of
-        `netjac.optimize.residual.ResidualJacobian` is used through them.
+        `netjac.optimize.residual.ResidualJacobian` is used through them. Where it has ``normal_product``, v ↦ Jᵀ J v,
+        no J v is asked for by products.
     r : (rows,)
         Residual.
     g : (m,)
@@ -65,6 +66,18 @@ class Linearisation:
     def adjoint(self, u: Vector) -> Vector:
         """Jᵀ u (m,)."""
         return np.asarray(self.J.T @ u, np.float64)
+
+    def normal_product(self, v: Vector) -> Vector:
+        """Jᵀ J v (m,)."""
+        if hasattr(self.J, "normal_product"):
+            return np.asarray(self.J.normal_product(v), np.float64)
+        return self.adjoint(self.apply(v))
+
+    def curvature(self, s: Vector) -> float:
+        """‖J s‖²."""
+        if hasattr(self.J, "normal_product"):
+            return float(s @ self.normal_product(s))
+        return float(np.sum(self.apply(s) ** 2))
 
     def explicit(self) -> Matrix:
         """J (rows, m), prior rows included; not to be written to."""
@@ -146,7 +159,7 @@ class System(ABC):
 
     def _gradient(self, shift: Vector | None) -> Vector:
         """Of the quadratic model at ``shift``."""
-        return self.at.g if shift is None else self.at.g + self.at.adjoint(self.at.apply(shift))
+        return self.at.g if shift is None else self.at.g + self.at.normal_product(shift)
 
     def _trial(self, step: Vector) -> Trial | None:
         return Trial(self, step) if np.all(np.isfinite(step)) else None

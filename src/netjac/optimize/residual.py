@@ -10,6 +10,7 @@ one prior row for each parameter that has a prior, in the order of the parameter
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, final
 
 import numpy as np
@@ -94,6 +95,16 @@ class ResidualJacobian(LinearOperator):
         if self.prior is not None:
             out[self._with_prior] += self._scale[:, None] * U[self.data_rows :]
         return out
+
+    @property
+    def normal_product(self) -> Callable[[Vector], Vector]:
+        """v ↦ Rᵀ R v (M,), prior rows included; there only where the rows have it, which is where it is cheaper."""
+        rows: Any = self.rows
+        product: Callable[[Vector], Vector] = rows.normal_product
+        if self.prior is None:
+            return product
+        ridge = self.prior**2
+        return lambda v: product(v) + ridge * v
 
     @property
     def _scale(self) -> Vector:
