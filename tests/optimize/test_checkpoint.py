@@ -99,6 +99,22 @@ def test_with_a_prior_weights_and_extra_parameters(tmp_path: Path) -> None:
     assert problem.extra["a"] == whole.x[-1] != 0.7
 
 
+def test_several_problems_as_one(tmp_path: Path) -> None:
+    def make(y: Array = Y) -> LeastSquares:
+        left, right = Network(X[:12]), Network(X[12:])
+        right.parameters.variables = left.parameters.variables
+        each = zip((left, right), (y[:12], y[12:]), strict=True)
+        return LeastSquares.join([LeastSquares.from_evaluator(model, part) for model, part in each])
+
+    path = tmp_path / "fit.npz"
+    whole = make().solve("netjac", max_nfev=15)
+    assert len(whole.x) == 13
+    make().solve("netjac", max_nfev=8, checkpoint=path)
+    assert_same_end(make().solve("netjac", max_nfev=15, resume=path), whole)
+    with pytest.raises(DataError, match="data: "):
+        make(Y[::-1]).solve("netjac", resume=path)
+
+
 @pytest.mark.parametrize("status", [0, 1, 2, 3])
 def test_a_fit_that_ended_stays_ended_and_goes_on_with_tighter_tests(status: int, tmp_path: Path) -> None:
     """The last iterate's checkpoint knows that it was the last, though the end was never written."""

@@ -96,6 +96,14 @@ def test_tolerance_and_options() -> None:
     assert run(options={"maxiter": 1}, callback=lambda x: True).status == -2
 
 
+def test_derivatives_may_be_given() -> None:
+    problem = fitted()[1]
+    plain = scipy.optimize.minimize(problem.cost, problem.x0, method=problem.minimizer)
+    given: dict[str, Any] = {"jac": problem.grad, "hess": problem.hess, "hessp": problem.hessp}
+    result = scipy.optimize.minimize(problem.cost, problem.x0, method=problem.minimizer, **given)
+    np.testing.assert_array_equal(result.x, plain.x)
+
+
 def test_inside_basinhopping() -> None:
     problem = fitted()[1]
     local = scipy.optimize.minimize(problem.cost, problem.x0, method=problem.minimizer)

@@ -127,6 +127,16 @@ def test_optimality_leaves_out_what_pushes_against_a_bound(method: str) -> None:
     assert result.history.optimality[-1] < 1e-3
 
 
+@pytest.mark.parametrize("method", ["BFGS", "CG", "L-BFGS-B", "SLSQP", "Newton-CG", "trust-constr", "COBYLA"])
+def test_watching_costs_no_evaluations(method: str) -> None:
+    watched, _ = fit(method)
+    model, other = objective()
+    kind, limits = methods.METHODS[method], LIMITED.get(method, {"maxiter": 12})
+    jac, hessp = other.grad if kind.gradient else None, other.hessp if kind.hessian else None
+    scipy.optimize.minimize(other.fun, other.x0, method=method, jac=jac, hessp=hessp, options=limits)
+    assert watched.count == model.count > 10
+
+
 def test_history_as_one_table() -> None:
     _, result = fit("netjac")
     again = History.from_array(result.history.to_array())

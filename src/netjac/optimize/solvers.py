@@ -79,7 +79,8 @@ def least_squares(
         optimality, nit, nfev, njev, damping, state), or, under any other name of its parameter, with x. Ends the fit by
         raising StopIteration or returning True.
     state
-        To go on from, as a callback of an earlier run saw it; x0 is then only compared in length.
+        To go on from, as a callback of an earlier run saw it; x0 is then only compared in length. Where its last step
+        met a test, the run ends there, as the earlier one did: ``dataclasses.replace(state, met=None)`` goes on.
 
     Returns
     -------
