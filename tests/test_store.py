@@ -332,7 +332,7 @@ def test_overwriting(tmp_path):
 def test_what_is_not_netjacs_is_left_alone(tmp_path, name, overwrite):
     (tmp_path / name).mkdir()
     (tmp_path / name / "thesis.tex").write_text("precious")
-    with pytest.raises(nj.StoreError, match="no store of netjac's|not netjac's"):
+    with pytest.raises(nj.StoreError, match=r"no store of netjac's|not netjac's"):
         nj.save(factored(n=4), tmp_path / "jac.zarr", overwrite=overwrite)
     assert (tmp_path / name / "thesis.tex").read_text() == "precious"
 

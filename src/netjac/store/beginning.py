@@ -38,6 +38,8 @@ def is_there(target: Path, asked: Mapping[str, Any], overwrite: bool) -> bool:
         raise StoreError(
             f"{target} holds another Jacobian ({different}); choose another path, or replace it with overwrite=True."
         )
+    if not different:
+        places.forget_replaced(target)
     return not different
 
 
@@ -80,15 +82,6 @@ def _differences(found: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
         if found[key] != asked[key]
     ]
     return ", ".join(words)
-
-
-def clear(partial: Path) -> None:
-    """Delete what an earlier save left, but for the journal, which is open."""
-    for entry in partial.iterdir():
-        if entry.is_dir():
-            places.remove(entry)
-        elif entry.name != manifest.JOURNAL:
-            entry.unlink()
 
 
 # ---- a new store

@@ -41,7 +41,7 @@ def write_sealed(path: Path, content: Mapping[str, Any]) -> None:
     sealed = {"checksum": digest(canonical(content).encode()), "content": content}
     new = path.with_name(path.name + ".new")
     with new.open("w", encoding="utf-8") as file:
-        file.write(json.dumps(sealed, indent=1))
+        file.write(json.dumps(sealed, indent=1, sort_keys=True))
         file.flush()
         os.fsync(file.fileno())
     new.replace(path)

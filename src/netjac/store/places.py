@@ -5,7 +5,10 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from netjac.errors import StoreError
 from netjac.store import manifest
+
+_ROOT = "zarr.json"
 
 
 def partial_of(target: Path) -> Path:
@@ -20,22 +23,37 @@ def replaced_by(target: Path) -> Path:
 
 def take_its_place(target: Path) -> None:
     """Rename the whole store beside ``target`` to ``target``; an older one there is removed after that."""
-    old = replaced_by(target)
     if target.exists():
-        remove(old)
-        target.rename(old)
+        forget_replaced(target)
+        target.rename(replaced_by(target))
     partial_of(target).rename(target)
     manifest.sync(target.parent)
-    remove(old)
+    forget_replaced(target)
 
 
-def remove(path: Path) -> None:
-    """Delete a folder, if it is there."""
-    if path.exists():
-        shutil.rmtree(path)
+def forget_replaced(target: Path) -> None:
+    """Remove the store that ``target`` replaced, or what a crash left of it."""
+    old = replaced_by(target)
+    if not old.exists():
+        return
+    if any(old.iterdir()) and not (old / _ROOT).exists():
+        raise StoreError(f"{old} is where the store that is replaced goes for a moment, and holds something else.")
+    empty(old, _ROOT)  # so that it is known for a store's as long as anything is left
+    shutil.rmtree(old)
 
 
-def sync_folders(path: Path) -> None:
-    """Let the names of all files below ``path`` reach the disk."""
+def empty(path: Path, *but: str) -> None:
+    """Delete all that a folder holds, but for the files called ``but``."""
+    for entry in path.iterdir():
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        elif entry.name not in but:
+            entry.unlink()
+
+
+def settle(path: Path) -> None:
+    """Delete the halves of files that crashes left below ``path``, and let all names there reach the disk."""
+    for half in path.rglob("*.partial"):  # Zarr's name for a file that is being written
+        half.unlink()
     for folder in [path, *(inner for inner in path.rglob("*") if inner.is_dir())]:
         manifest.sync(folder)

@@ -79,12 +79,13 @@ class TileWriter:
                     if i not in self._done:
                         self._write(i, samples, outputs)
                     shown.update((samples.stop - samples.start) * (outputs.stop - outputs.start))
-            places.sync_folders(self._partial)
+            places.settle(self._partial)
             whole = {"structures": self._structures, "files": self._on_disk}
             manifest.write_sealed(self._partial / manifest.MANIFEST, self._start | whole)
         except BaseException as error:
             error.add_note(
-                f"{self._partial} keeps {len(self._done)} of {len(self._units)} tiles; the same call goes on there."
+                f"{self._partial} keeps {len(self._done)} of {len(self._units)} tiles; "
+                "the same call goes on after them."
             )
             raise
 
@@ -93,8 +94,10 @@ class TileWriter:
     def _read_journal(self) -> None:
         """Take over what is noted and there; a file that is missing or cut short takes its tile's note with it."""
         entries = self._journal.entries
-        if not all(self._is_whole(entry) for entry in entries if "unit" not in entry):
+        made = [entry for entry in entries if "unit" not in entry]
+        if not made or not all(self._is_whole(entry) for entry in made):
             self._journal.clear()
+            places.empty(self._partial, manifest.START, manifest.JOURNAL)
             return
         for entry in entries:
             if "unit" not in entry:

@@ -131,15 +131,15 @@ def save(
         start = beginning.begun(partial, asked, overwrite)
         if start is None:
             journal.clear()
-            beginning.clear(partial)
+            places.empty(partial, manifest.JOURNAL)
         if not (partial / manifest.MANIFEST).exists():
             if isinstance(source, JacobianOperator):
                 J = source
             else:
                 J = identity.jacobian(source, data, budget)
             if start is None:
-                start = beginning.start(J, asked, arrangement, budget)
-                manifest.write_sealed(partial / manifest.START, start)
+                manifest.write_sealed(partial / manifest.START, beginning.start(J, asked, arrangement, budget))
+                start = manifest.read_sealed(partial / manifest.START)  # as a later run will find it
             TileWriter(J, start, partial, journal, compressors, progress).run()
     for name in (manifest.START, manifest.JOURNAL):
         (partial / name).unlink(missing_ok=True)
