@@ -23,6 +23,7 @@ import netjac as nj
 from netjac.distributed import worker
 from netjac.distributed.fit import turned
 from netjac.distributed.placing import _leaf
+from netjac.optimize import minimand, routes
 
 N, L = 23, 2
 LAYOUTS = ["(n l) m", "(l m) n", "n l m", "(l n) m", "m (n l)", "(m n l)"]
@@ -263,6 +264,23 @@ def test_a_fit_whose_rows_stay_on_the_workers(client, x, targets, method):
     assert np.abs(gradient[free]).max() < 1e-4
     assert cost(found.x) < 0.5 * cost(nj.parameters(network()).ravel())
     np.testing.assert_array_equal(nj.parameters(model).ravel(), found.x)
+
+
+def test_a_fit_with_many_parameters_moves_vectors_alone(client, x, targets, monkeypatch):
+    monkeypatch.setattr(routes, "DIRECT_SIZE", 1)
+    monkeypatch.setattr(minimand, "_EXPLICIT_WORK", 0)
+    monkeypatch.setattr(routes, "_SPECTRAL_WORK", 0)
+    prior = {"*": 10.0}
+    whole = nj.distributed.evaluator(network(), x, client=client, tiles=4)
+    wanted = nj.LeastSquares.from_evaluator(whole, targets, prior=prior).solve("netjac", max_nfev=8)
+    monkeypatch.setattr(worker, "residual_normal", None)  # fails where it is asked for
+    found = nj.distributed.least_squares(network(), x, targets, prior=prior, client=client, tiles=4, max_nfev=8)
+    assert found.linear_solver == wanted.linear_solver == "products"
+    np.testing.assert_allclose(found.x, wanted.x, rtol=1e-6)
+    r = outputs(found.x, x) - targets
+    np.testing.assert_allclose(found.cost, 0.5 * np.sum(r**2) + 0.5 * np.sum((found.x / 10) ** 2), rtol=1e-10)
+    with pytest.raises(nj.WorkerError):
+        found.jac.normal()
 
 
 def test_a_residual_from_outside_with_a_parameter_of_its_own(client, x, targets):
