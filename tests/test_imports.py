@@ -13,7 +13,17 @@ PACKAGE = Path(netjac.__file__).parent
 HEAVY = ("tensorflow", "keras", "dask", "distributed", "zarr", "matplotlib", "typer", "tqdm", "sklearn")
 
 FOUNDATION = {"errors", "spaces", "sites"}
-JACOBIAN = {"layout", "planning", "materialise", "arguments", "algebra", "transposed", "operator", "jacobian"}
+JACOBIAN = {
+    "layout",
+    "planning",
+    "materialise",
+    "arguments",
+    "algebra",
+    "transposed",
+    "progress",
+    "operator",
+    "jacobian",
+}
 
 # What each part may import of the package; its own folder always. Parts not listed may import all but a framework.
 ARROWS = {
@@ -24,6 +34,10 @@ ARROWS = {
     "factor": FOUNDATION | {"blocks"},
     "layout": {"errors"},
     "planning": {"errors"},
+    "memory": set(),
+    "progress": {"errors"},
+    "prefetch": set(),
+    "data": {"errors"},
     "materialise": {"errors", "planning", "blocks"},
     "arguments": {"errors", "materialise"},
     "algebra": {"errors", "planning", "blocks", "materialise"},
@@ -125,7 +139,9 @@ def test_importing_netjac_is_light():
     assert run(code) == "[]"
 
 
-@pytest.mark.parametrize("name", ["jacobian", "materialise", "algebra", "layout", "optimize.problem", "api"])
+@pytest.mark.parametrize(
+    "name", ["jacobian", "materialise", "algebra", "layout", "optimize.problem", "api", "streaming"]
+)
 def test_every_part_imports_by_itself(name):
     code = f"import sys, netjac.{name}; print([name for name in {HEAVY} if name in sys.modules])"
     assert run(code) == "[]"

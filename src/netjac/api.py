@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -23,6 +23,7 @@ def jacobian(
     variables: Sequence[Any] | None = None,
     memory: float | str | None = None,
     dtype: Any = None,
+    progress: bool | TextIO | None = None,
 ) -> Jacobian | TiledJacobian:
     """Jacobian of a network's outputs with respect to its trainable parameters, organised by sample.
 
@@ -43,6 +44,10 @@ def jacobian(
     dtype : "float64", optional
         Compute in float64 whatever the model was built in: its weights, x and constants are widened, and every
         operation is computed in double precision. By default the model's own type. See docs/precision.md.
+    progress : bool or text stream, optional
+        Of a `TiledJacobian`: by default verbs that take more than a second show a bar on standard error, if that is a
+        terminal and tqdm is installed. False shows none, True shows it whatever standard error is, a stream shows it
+        there.
 
     Returns
     -------
@@ -86,7 +91,9 @@ def jacobian(
         J.shape               # (5*2, m)
         J.to_array("(l m) n")  # one column a sample
     """
-    result: Jacobian | TiledJacobian = _tensorflow().jacobian(model, x, variables=variables, memory=memory, dtype=dtype)
+    result: Jacobian | TiledJacobian = _tensorflow().jacobian(
+        model, x, variables=variables, memory=memory, dtype=dtype, progress=progress
+    )
     return result
 
 

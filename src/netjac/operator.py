@@ -16,6 +16,7 @@ from scipy.sparse.linalg import LinearOperator
 from netjac import algebra, arguments, materialise
 from netjac.errors import DataError, DtypeError, ShapeError
 from netjac.layout import parse
+from netjac.progress import Progress, Shown
 from netjac.sites import Coverage
 from netjac.spaces import OutputSpace, ParameterSpace
 from netjac.transposed import TransposedJacobian
@@ -79,6 +80,10 @@ class JacobianOperator(LinearOperator, ABC):
     def _add_adjoint(self, u: NDArray[Any], out: NDArray[Any]) -> None:
         """out (m, q) += Jᵀ u, for u (n, l, q)."""
 
+    progress: Shown = None
+    """Whether verbs that take several tiles show how far they are: None, with a bar on standard error after a second if
+    that is a terminal; False, not; True, whatever standard error is; or on a text stream."""
+
     _solver_bytes: int | None = None  # most that `lstsq` may spend on an explicit matrix, where that is limited
 
     # ---- what it is
@@ -98,6 +103,14 @@ class JacobianOperator(LinearOperator, ABC):
         """
         for samples, outputs in self._grid():
             yield samples, outputs, self._tile(samples, outputs)
+
+    def _shown(self, what: str) -> Iterator[tuple[slice, slice, Jacobian]]:
+        """The tiles, with the rows of those that were used counted where that is to be seen."""
+        with Progress(what, self.shape[0], self.progress if len(self._grid()) > 1 else False) as bar:
+            for samples, outputs, tile in self.tiles():
+                yield samples, outputs, tile
+                bar.add(tile.shape[0])
+                del tile
 
     @property
     def outputs(self) -> Any:
@@ -217,7 +230,7 @@ class JacobianOperator(LinearOperator, ABC):
         shape = arrangement.shape(self.n, self.l, self.m)
         out = arguments.buffer(shape, out, dtype, self.dtype, f"the layout {layout!r}")
         view = arrangement.view(np.asarray(out), self.n, self.l, self.m)
-        for samples, outputs, tile in self.tiles():
+        for samples, outputs, tile in self._shown("to_array"):
             materialise.fill(tile.blocks, tile.cover, view[samples, outputs], threads=workers)
         return out
 
@@ -279,11 +292,15 @@ class JacobianOperator(LinearOperator, ABC):
         default = np.result_type(self.dtype, columns.dtype)
         out = arguments.buffer((self.shape[0], columns.shape[0]), out, dtype, default, "the Gram matrix")
         view = np.asarray(out).reshape(self.n, self.l, columns.n, columns.l)
-        _gram(self._widened(out.dtype), None if other is None else other._widened(out.dtype), view, workers)
+        wide = None if other is None else other._widened(out.dtype)
+        _gram(self._widened(out.dtype), wide, view, workers)
         return out
 
     def normal(
-        self, weights: ArrayLike | None = None, dtype: DTypeLike | None = None, threads: int | None = None
+        self,
+        weights: ArrayLike | None = None,
+        dtype: DTypeLike | None = None,
+        threads: int | None = None,
     ) -> NDArray[Any]:
         """Return Jᵀ J (m, m), or Jᵀ diag(w) J, accumulated over tiles of samples.
 
@@ -318,7 +335,7 @@ class JacobianOperator(LinearOperator, ABC):
         w = None if weights is None else arguments.row_weights(weights, self.n, self.l)
         workers = arguments.threads(threads)
         total = np.zeros((self.m, self.m), precision)
-        for samples, outputs, tile in self._widened(precision).tiles():
+        for samples, outputs, tile in self._widened(precision)._shown("normal"):
             algebra.add_normal(tile.parts, None if w is None else w[samples, outputs], total, workers)
         algebra.mirror(total)
         return total
@@ -334,7 +351,7 @@ class JacobianOperator(LinearOperator, ABC):
         True
         """
         by_sample = np.zeros((self.n, self.l), self.dtype)
-        for samples, outputs, tile in self.tiles():
+        for samples, outputs, tile in self._shown("row_norms"):
             algebra.add_row_squares(tile.parts, by_sample[samples, outputs])
         squares = by_sample.reshape(-1)
         return squares if squared else np.sqrt(squares, out=squares)
@@ -350,7 +367,7 @@ class JacobianOperator(LinearOperator, ABC):
         True
         """
         squares = np.zeros(self.m, self.dtype)
-        for _, _, tile in self.tiles():
+        for _, _, tile in self._shown("column_norms"):
             algebra.add_column_squares(tile.parts, squares)
         return squares if squared else np.sqrt(squares, out=squares)
 
@@ -395,13 +412,17 @@ def _gram(rows: JacobianOperator, columns: JacobianOperator | None, out: NDArray
     """Write J Jᵀ, or J otherᵀ, into ``out`` (n, l, n of other, l of other), at most two tiles in memory at once."""
     symmetric = columns is None
     other = rows if columns is None else columns
-    for r, i in rows._grid():
-        upper = rows._tile(r, i)
-        if symmetric:
-            algebra.gram(upper.parts, None, out[r, i, r, i], threads)
-        for c, j in other._grid():
-            if symmetric and (c, j) == (r, i):
-                break
-            algebra.gram(upper.parts, other._tile(c, j).parts, out[r, i, c, j], threads)
+    with Progress("gram", out.size, rows.progress if len(rows._grid()) > 1 else False, "entries") as bar:
+        for r, i in rows._grid():
+            upper = rows._tile(r, i)
             if symmetric:
-                out[c, j, r, i] = out[r, i, c, j].transpose(2, 3, 0, 1)
+                algebra.gram(upper.parts, None, out[r, i, r, i], threads)
+                bar.add(out[r, i, r, i].size)
+            for c, j in other._grid():
+                if symmetric and (c, j) == (r, i):
+                    break
+                part = out[r, i, c, j]
+                algebra.gram(upper.parts, other._tile(c, j).parts, part, threads)
+                if symmetric:
+                    out[c, j, r, i] = part.transpose(2, 3, 0, 1)
+                bar.add(part.size * (2 if symmetric else 1))

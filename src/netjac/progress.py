@@ -65,9 +65,15 @@ class Progress:
         self.close()
 
 
-def _bar(what: str, total: int | None, shown: Shown, unit: str) -> Any:
+def hidden(shown: Shown) -> Shown:
+    """Nowhere, after a check of what was asked for."""
     if shown is not None and not isinstance(shown, bool) and not hasattr(shown, "write"):
         raise DtypeError(f"progress must be None, True, False or a text stream, and is a {type(shown).__name__}.")
+    return False
+
+
+def _bar(what: str, total: int | None, shown: Shown, unit: str) -> Any:
+    hidden(shown)
     stream = sys.stderr if shown is None or shown is True else shown
     if not stream or (shown is None and not getattr(stream, "isatty", lambda: False)()):
         return None

@@ -20,7 +20,7 @@ from netjac import memory as system
 from netjac.errors import DataError, DtypeError, ShapeError
 from netjac.jacobian import Jacobian
 from netjac.prefetch import ahead
-from netjac.progress import Progress, Shown
+from netjac.progress import Progress, Shown, hidden
 from netjac.reductions import Reduced, RowValues
 from netjac.spaces import ParameterSpace
 
@@ -95,7 +95,7 @@ class Stream:
         self._theta = self.parameters.ravel()
         self._prefetch, self._progress = int(prefetch), progress
         self._threads = arguments.threads(threads)
-        Progress("", 0, progress).close()  # refused before any work
+        hidden(progress)  # refused before any work
 
     @property
     def n(self) -> int | None:

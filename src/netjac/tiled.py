@@ -20,6 +20,7 @@ from netjac import arguments, planning
 from netjac.blocks.base import Block
 from netjac.jacobian import Jacobian
 from netjac.operator import JacobianOperator
+from netjac.progress import Shown
 from netjac.sites import Coverage
 from netjac.spaces import OutputSpace, ParameterSpace
 
@@ -67,6 +68,8 @@ class TiledJacobian(JacobianOperator):
         What the rows are made of, where they are not the outputs themselves.
     names : sequence of str, optional
         The variables, by their full names, where not all are columns.
+    progress
+        Whether verbs show how far they are; as for `netjac.jacobian`.
 
     Attributes
     ----------
@@ -104,11 +107,13 @@ class TiledJacobian(JacobianOperator):
         samples: NDArray[np.intp] | None = None,
         combinations: NDArray[Any] | None = None,
         names: Sequence[str] | None = None,
+        progress: Shown = None,
     ) -> None:
         chosen = parameters if names is None else parameters.select(names)[0]
         covered = coverage if names is None else coverage.of(names)
         super().__init__(chosen, output_space, y, covered, source.dtype if dtype is None else dtype)
         self.memory = memory
+        self.progress = progress
         self._solver_bytes = memory
         self._source = source
         self._whole = parameters, coverage
@@ -133,6 +138,7 @@ class TiledJacobian(JacobianOperator):
             "samples": self._samples,
             "combinations": self._combinations,
             "names": self._names,
+            "progress": self.progress,
         }
 
     def __reduce__(self) -> tuple[Any, ...]:

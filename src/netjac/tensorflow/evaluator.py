@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from netjac import planning
 from netjac.errors import ModelError
 from netjac.jacobian import Jacobian
+from netjac.progress import Shown, hidden
 from netjac.tensorflow import forecast
 from netjac.tensorflow.extractor import Extractor
 from netjac.tensorflow.fingerprint import fingerprint
@@ -184,11 +185,20 @@ def _refuse_graphs(name: str, instead: str) -> None:
 
 
 def jacobian(
-    model: Any, x: Any, variables: Sequence[Any] | None = None, memory: float | str | None = None, *, dtype: Any = None
+    model: Any,
+    x: Any,
+    variables: Sequence[Any] | None = None,
+    memory: float | str | None = None,
+    *,
+    dtype: Any = None,
+    progress: Shown = None,
 ) -> Jacobian | TiledJacobian:
     """See `netjac.jacobian`."""
+    hidden(progress)
     network = evaluator(model, x, variables, dtype=dtype)
-    return network.evaluate(memory=network.default_budget() if memory is None else memory)
+    J = network.evaluate(memory=network.default_budget() if memory is None else memory)
+    J.progress = progress
+    return J
 
 
 def plan(
