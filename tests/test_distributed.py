@@ -21,6 +21,7 @@ from einops import rearrange
 
 import netjac as nj
 from netjac.distributed import worker
+from netjac.distributed.cluster import Homes
 from netjac.distributed.fit import turned
 from netjac.distributed.placing import _leaf
 from netjac.optimize import minimand, routes
@@ -346,6 +347,24 @@ def test_a_worker_killed_costs_its_tiles_alone(client, model, x, dense, rng):
     kept = client.run(held)[survivor]
     assert tiles[survivor].items() <= kept.items()  # not one of them was made again
     wait_for_two(client)
+    np.testing.assert_array_equal(J.T @ u, before)
+
+
+def test_homes_stay_and_are_shared():
+    class Slots:
+        def slots(self):
+            return self.now
+
+    cluster = Slots()
+    cluster.now = ["a", "b", "b"]
+    homes = Homes(cluster, 6)
+    assert homes.now() == ["a", "a", "b", "b", "b", "b"]
+    cluster.now = ["b", "b"]
+    assert homes.now() == ["b"] * 6
+    cluster.now = ["b", "b", "c"]
+    assert homes.now() == ["b", "b", "b", "b", "c", "c"]
+    cluster.now = ["c"]
+    assert homes.now() == ["c"] * 6
 
 
 def test_a_worker_killed_in_the_middle_of_a_fit(client, x, targets):

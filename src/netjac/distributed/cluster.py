@@ -86,18 +86,25 @@ class Cluster:
 
 @final
 class Homes:
-    """The worker that each tile belongs to: kept as long as that lives."""
+    """The worker that each tile belongs to: the same as long as it lives and has no more than its share."""
 
     def __init__(self, cluster: Cluster, count: int) -> None:
         self._cluster = cluster
         slots = cluster.slots()
-        self._homes = [slots[i * len(slots) // count] for i in range(count)]
+        self._homes: list[str] = [slots[i * len(slots) // count] for i in range(count)]
 
     def now(self) -> list[str]:
-        """Addresses, the tiles of workers that are gone dealt out to the others."""
-        alive = self._cluster.slots()
-        lost = [i for i, home in enumerate(self._homes) if home not in alive]
-        for i in lost:
-            load = {home: self._homes.count(home) / alive.count(home) for home in alive}
-            self._homes[i] = min(load, key=lambda home: load[home])
+        """Addresses for work that is about to be begun; new workers get their share."""
+        slots = self._cluster.slots()
+        most = {home: -(-len(self._homes) * slots.count(home) // len(slots)) for home in slots}
+        held = dict.fromkeys(most, 0)
+        moving = []
+        for i, home in enumerate(self._homes):
+            if held.get(home, 0) < most.get(home, 0):
+                held[home] += 1
+            else:
+                moving.append(i)
+        for i in moving:
+            home = self._homes[i] = min(held, key=lambda home: held[home] / most[home])
+            held[home] += 1
         return list(self._homes)

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from netjac.distributed import worker
 from netjac.distributed.placing import Placed
-from netjac.distributed.tiles import DistributedJacobian, Held
+from netjac.distributed.tiles import DistributedJacobian
 from netjac.spaces import OutputSpace
 
 
@@ -40,15 +40,13 @@ class DistributedEvaluator:
         """The Jacobian at ``theta`` (m,), or at the model's present parameters; its factors stay on the workers."""
         placed = self._placed
         vector = self.parameters.ravel() if theta is None else self.parameters.vector(theta)
-        tiles = placed.each(worker.evaluate, placed.vector(vector))
-        outputs = [placed.cluster.submit(worker.run, worker.outputs, tile) for tile in tiles]
-        y = np.concatenate(placed.cluster.gather(outputs))
-        held = Held(placed.cluster, tiles, [slice(s.start, s.stop) for s in self.samples], placed.homes)
+        held = placed.each(worker.evaluate, placed.vector(vector))
+        y = np.concatenate(placed.cluster.gather(held.each(worker.outputs)))
         return DistributedJacobian(held, self.parameters, self.output_space, y, placed.look.coverage, placed.look.dtype)
 
     def second_product(self, theta: ArrayLike, u: ArrayLike, v: ArrayLike) -> NDArray[np.float64]:
         """Σ u[n, l] ∇²y[n, l] v (m,), for u (n, l) and v (m,)."""
         placed, rows = self._placed, np.asarray(u, np.float64)
         cut = [rows[samples] for samples in self.samples]
-        tiles = placed.each(worker.second_product, placed.vector(theta), cut, placed.vector(v))
-        return placed.cluster.total(tiles)
+        held = placed.each(worker.second_product, placed.vector(theta), cut, placed.vector(v))
+        return placed.cluster.total(held.tiles)

@@ -35,10 +35,9 @@ class OnWorkers:
 
     def evaluate(self, theta: Vector) -> Data:
         """See `netjac.optimize.sources.Source`."""
-        placed, cluster, m = self._placed, self._placed.cluster, self.space.size
+        placed, m = self._placed, self.space.size
         checks = [self._check and i == 0 for i in range(len(placed.samples))]
-        tiles = placed.each(worker.residuals, list(placed.given or ()), self._fit, placed.vector(theta), checks)
-        held = Held(cluster, tiles, placed.samples, placed.homes)
+        held = placed.each(worker.residuals, list(placed.given or ()), self._fit, placed.vector(theta), checks)
         squared, _ = held.total(worker.squares)
         self._check = False
         residual = np.zeros(m + 1)

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 from netjac import api, data, planning
 from netjac.distributed import worker
 from netjac.distributed.cluster import Cluster, Homes
+from netjac.distributed.tiles import Held
 from netjac.errors import DataError, DtypeError, ModelError
 from netjac.jacobian import Jacobian
 from netjac.optimize import names
@@ -47,19 +48,21 @@ class Placed:
         """Samples."""
         return self.samples[-1].stop
 
-    def each(self, function: Callable[..., Any], *given: Any) -> list[Any]:
-        """``function(network, x, *given, samples)`` for each tile, as futures; lists in ``given`` are one a tile."""
-        return [
+    def each(self, function: Callable[..., Any], *given: Any) -> Held:
+        """``function(network, x, *given, samples)`` of each tile; lists in ``given`` are one a tile."""
+        homes = self.homes.now()
+        tiles = [
             self.cluster.submit(
                 function,
                 self.network,
-                x,
+                self.x[i],
                 *(part[i] if isinstance(part, list) else part for part in given),
                 samples,
-                home=home,
+                home=homes[i],
             )
-            for i, (x, samples, home) in enumerate(zip(self.x, self.samples, self.homes.now(), strict=True))
+            for i, samples in enumerate(self.samples)
         ]
+        return Held(self.cluster, tiles, list(self.samples), homes)
 
     def vector(self, values: ArrayLike) -> Any:
         """A vector on the workers, by a task, so that it outlives the one it is on."""

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from netjac import arguments, planning
 from netjac.distributed import worker
-from netjac.distributed.cluster import Cluster, Homes
+from netjac.distributed.cluster import Cluster
 from netjac.errors import DataError, PicklingError
 from netjac.jacobian import Jacobian
 from netjac.layout import parse
@@ -30,14 +30,13 @@ class Held:
     cluster: Cluster
     tiles: list[Any]
     samples: list[slice]
-    homes: Homes | None  # None where tiles were cut anew
+    homes: Sequence[str | None]  # where each is, unless that died; None where it was not placed
 
     def each(self, verb: Callable[..., Any], *given: Any) -> list[Any]:
         """Futures of a verb of each tile; lists in ``given`` are one a tile."""
-        homes: Sequence[str | None] = self.homes.now() if self.homes else [None] * len(self.tiles)
         return [
             self.cluster.submit(
-                worker.run, verb, tile, *(p[i] if isinstance(p, list) else p for p in given), home=homes[i]
+                worker.run, verb, tile, *(p[i] if isinstance(p, list) else p for p in given), home=self.homes[i]
             )
             for i, tile in enumerate(self.tiles)
         ]
@@ -236,5 +235,5 @@ class DistributedJacobian(JacobianOperator):
             tiles.append(self._held.cluster.submit(worker.run, worker.take, self._held.tiles[tile], local))
             ranges.append(slice(start, start + len(local)))
             start += len(local)
-        held = Held(self._held.cluster, tiles, ranges, None)
+        held = Held(self._held.cluster, tiles, ranges, [None] * len(tiles))
         return DistributedJacobian(held, self.parameters, self.output_space, self.y[index], self.coverage, self.dtype)
