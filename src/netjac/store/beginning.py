@@ -11,10 +11,9 @@ import numpy as np
 
 from netjac.errors import StoreError
 from netjac.layout import Layout
-from netjac.operator import JacobianOperator
 from netjac.store import chunks, manifest, places
 from netjac.store.backend import files
-from netjac.store.tilewise import rows
+from netjac.store.subject import Subject
 
 # ---- what is there already
 
@@ -87,25 +86,34 @@ def _differences(found: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
 # ---- a new store
 
 
-def start(J: JacobianOperator, asked: Mapping[str, Any], layout: Layout | None, budget: int) -> dict[str, Any]:
+def start(subject: Subject, asked: Mapping[str, Any], layout: Layout | None, budget: int) -> dict[str, Any]:
     """All that is settled before the first tile."""
-    sizes = chunks.by_letter(J.n, J.l, J.m)
+    like = subject.like
+    sizes = chunks.by_letter(subject.n, like.l, like.m)
     most = min(chunks.CHUNK_BYTES, max(1, budget // 4))
-    tile = _largest_tile(J)
     if layout is None:
-        steps = {"n": _factored_samples(J, tile, most), "l": tile[1], "m": max(1, J.m)}
+        steps = {"n": _factored_samples(subject, most), "l": subject.tile[1], "m": max(1, like.m)}
     else:
-        steps = chunks.aligned(layout, sizes, chunks.dense_steps(sizes, tile, J.dtype.itemsize, most))
-        chunks.refuse_tiny(layout, sizes, steps, J.dtype.itemsize)
+        itemsize = like.dtype.itemsize
+        steps = chunks.aligned(layout, sizes, chunks.dense_steps(sizes, subject.tile, itemsize, most))
+        chunks.refuse_tiny(layout, sizes, steps, itemsize)
     return {
         **asked,
         "format": manifest.FORMAT,
         "sizes": sizes,
         "steps": steps,
-        "dtype": J.dtype.name,
-        **manifest.spaces_as_json(J.parameters, J.output_space, J.coverage),
+        "dtype": like.dtype.name,
+        **manifest.spaces_as_json(like.parameters, like.output_space, like.coverage),
         "versions": {"netjac": _version(), "zarr": files().VERSION, "numpy": np.__version__},
     }
+
+
+def _factored_samples(subject: Subject, most: int) -> int:
+    """Samples whose factors are no more than ``most`` bytes, and no more than a tile's."""
+    if not subject.n * subject.like.l:
+        return 1
+    one = subject.rows(slice(0, 1), slice(0, subject.tile[1]))
+    return max(1, min(subject.tile[0], most // max(1, one.nbytes)))
 
 
 def _version() -> str:
@@ -113,17 +121,3 @@ def _version() -> str:
         return version("netjac")
     except PackageNotFoundError:
         return "unknown"
-
-
-def _largest_tile(J: JacobianOperator) -> tuple[int, int]:
-    """Samples and outputs that J computes at once, at most."""
-    shapes = [(s.stop - s.start, o.stop - o.start) for s, o in J._grid()]
-    return max(1, max((s for s, _ in shapes), default=1)), max(1, max((l for _, l in shapes), default=1))
-
-
-def _factored_samples(J: JacobianOperator, tile: tuple[int, int], most: int) -> int:
-    """Samples whose factors are no more than ``most`` bytes, and no more than a tile's."""
-    if not J.n * J.l:
-        return 1
-    one = rows(J, slice(0, 1), slice(0, tile[1]))
-    return max(1, min(tile[0], most // max(1, one.nbytes)))

@@ -12,21 +12,10 @@ from numpy.typing import NDArray
 from netjac.errors import DataError, StoreError
 from netjac.jacobian import Jacobian
 from netjac.layout import parse
-from netjac.operator import JacobianOperator
+from netjac.progress import Progress, Shown
 from netjac.store import chunks, manifest, places, records
 from netjac.store.backend import files
-from netjac.store.bar import bar
-from netjac.tiled import TiledJacobian
-
-
-def rows(J: JacobianOperator, samples: slice, outputs: slice) -> Jacobian:
-    """A range of samples and of outputs, whatever the tiles of J are."""
-    part = J._tile(samples, outputs) if isinstance(J, TiledJacobian) else J[samples]
-    if part.l > outputs.stop - outputs.start:
-        chosen = np.eye(part.l, dtype=part.dtype)[outputs]
-        part = part.scaled(np.broadcast_to(chosen, (part.n, *chosen.shape)))
-    assert isinstance(part, Jacobian)
-    return part
+from netjac.store.subject import Subject
 
 
 class TileWriter:
@@ -34,7 +23,7 @@ class TileWriter:
 
     Parameters
     ----------
-    J
+    subject
         What to write.
     start
         What `netjac.store.beginning.start` settled, perhaps in an earlier run.
@@ -45,19 +34,19 @@ class TileWriter:
     compressors
         Of the chunks.
     progress
-        Whether to show a bar.
+        Where to show how far it is.
     """
 
     def __init__(
         self,
-        J: JacobianOperator,
+        subject: Subject,
         start: dict[str, Any],
         partial: Path,
         journal: manifest.Journal,
         compressors: list[Any],
-        progress: bool,
+        progress: Shown,
     ) -> None:
-        self._J, self._start, self._partial, self._journal = J, start, partial, journal
+        self._subject, self._start, self._partial, self._journal = subject, start, partial, journal
         self._compressors, self._progress = compressors, progress
         self._sizes, self._steps = start["sizes"], start["steps"]
         self._layout = None if start["layout"] == "factored" else parse(start["layout"])
@@ -74,11 +63,11 @@ class TileWriter:
         self._group, self._recording = self._files.writable(self._partial)
         try:
             self._make_arrays()
-            with bar(self._J.shape[0], "rows", self._progress) as shown:
+            with Progress("save", self._sizes["n"] * self._sizes["l"], self._progress) as shown:
                 for i, (samples, outputs) in enumerate(self._units):
                     if i not in self._done:
                         self._write(i, samples, outputs)
-                    shown.update((samples.stop - samples.start) * (outputs.stop - outputs.start))
+                    shown.add((samples.stop - samples.start) * (outputs.stop - outputs.start))
             places.settle(self._partial)
             whole = {"structures": self._structures, "files": self._on_disk}
             manifest.write_sealed(self._partial / manifest.MANIFEST, self._start | whole)
@@ -133,7 +122,7 @@ class TileWriter:
             return
         self._group.require_group(manifest.MANIFEST.partition("/")[0])
         sizes, steps, dtype = self._sizes, self._steps, self._start["dtype"]
-        self._make("y", (sizes["n"], sizes["l"]), self._J.y.dtype.str, (steps["n"], steps["l"]), "nl")
+        self._make("y", (sizes["n"], sizes["l"]), self._subject.like.y.dtype.str, (steps["n"], steps["l"]), "nl")
         if self._layout is not None:
             self._make(
                 "jacobian",
@@ -149,19 +138,18 @@ class TileWriter:
         self._note({"structures": {}})
 
     def _write(self, i: int, samples: slice, outputs: slice) -> None:
-        tile = rows(self._J, samples, outputs)
-        y = self._J.y[samples, outputs]
+        tile = self._subject.rows(samples, outputs)
         if self._layout is None:
             found = [records.record(block, records.prefix(b)) for b, block in enumerate(tile.blocks)]
             arrays = {name: array for record in found for name, array in record.arrays.items()}
-            refuse_not_finite(samples, {"y": y} | arrays)
+            refuse_not_finite(samples, {"y": tile.y} | arrays)
             place = outputs.start // self._steps["l"]
             self._settle(place, found, outputs.stop - outputs.start)
             for name, array in arrays.items():
                 self._put(records.location(place, name), (samples, *[slice(None)] * (array.ndim - 1)), array)
         else:
             self._write_explicit(tile, samples, outputs)
-        self._put("y", (samples, outputs), y)
+        self._put("y", (samples, outputs), tile.y)
         self._note({"unit": i})
         self._done.add(i)
 
