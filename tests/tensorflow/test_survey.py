@@ -160,3 +160,27 @@ def test_padding_that_comes_first_in_blocks_of_samples() -> None:
         return tf.batch_to_space(tf.sin(rows), [2], [[1, 0]])
 
     check(f, RNG.normal(size=(3, 1, 3)), [k], random=False)
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("vocabulary", [1, 3])
+def test_indices_that_are_all_zero_still_tell_where_the_samples_lie(rows: int, vocabulary: int) -> None:
+    """Nothing within x's own values can be changed then; with a table of one row nothing beyond them either."""
+    table = tf.Variable(RNG.normal(size=(vocabulary, 3)), name="table")
+    k = tf.Variable(RNG.normal(size=(3, 2)), name="k")
+
+    def f(i: Any) -> Any:
+        z = tf.reshape(tf.gather(table, tf.transpose(i)), [-1, 3]) @ k
+        return tf.transpose(tf.reshape(tf.tanh(z), [5, -1, 2]), [1, 0, 2])
+
+    check(f, np.zeros((rows, 5), "int32"), [table, k], random=False)
+
+
+def test_flags_that_are_all_one_value_still_tell_where_the_samples_lie() -> None:
+    k = tf.Variable(RNG.normal(size=(1, 2)), name="k")
+
+    def f(x: Any) -> Any:
+        z = tf.reshape(tf.cast(tf.transpose(x), "float64"), [-1, 1]) @ k
+        return tf.transpose(tf.reshape(tf.tanh(z), [5, -1, 2]), [1, 0, 2])
+
+    check(f, np.zeros((2, 5), bool), [k], random=False)

@@ -3,7 +3,8 @@
 A tensor holds the samples on an axis whose size grows with n. Sizes at n = 2 and n = 3 tell the axis and its factor s
 (size = s·n); where s > 1, the entries that change when one sample alone changes tell how the samples lie within it:
 (n, s) sample-major, (s, n) time-major, or between. Each sample is changed in its turn, for some of a sample's entries
-may never change (padding).
+may never change (padding). Where that leaves several ways (no sample changes anything in a backward pass through a
+linear layer), the entries that each sample's outputs depend on tell.
 """
 
 from __future__ import annotations
@@ -59,11 +60,22 @@ def _changed(sample: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
     return moved if not np.array_equal(moved, sample) else np.maximum(sample - 1, 0).astype(sample.dtype)
 
 
-def _with_changed(batch: NDArray[Any], i: int, rng: np.random.Generator) -> NDArray[Any]:
-    """The batch with sample i changed."""
+def _with_changed(batch: NDArray[Any], i: int, rng: np.random.Generator, beyond: bool) -> NDArray[Any]:
+    """The batch with sample i changed; ``beyond``: to values that x does not have, if there is no other way."""
     copy = batch.copy()
     copy[i] = _changed(batch[i], rng)
+    if beyond and batch.dtype.kind in "iub" and np.array_equal(copy[i], batch[i]):
+        copy[i] = ~batch[i] if batch.dtype == bool else batch[i] + 1
     return copy
+
+
+def _agreeing(ways: Sequence[int], touched: Sequence[NDArray[np.bool_]]) -> list[int]:
+    """The outer sizes with which what each sample touches, along an axis, is its own."""
+
+    def own(outer: int, i: int) -> bool:
+        return not np.delete(touched[i].reshape(outer, LARGE, -1), i, axis=1).any()
+
+    return [outer for outer in ways if all(own(outer, i) for i in range(len(touched)))]
 
 
 class Survey:
@@ -84,7 +96,7 @@ class Survey:
         self._theta = list(theta)
         rng = np.random.default_rng(0)
         self._large = distinct_samples(leaves, LARGE, rng)
-        self._varied = [[_with_changed(batch, i, rng) for batch in self._large] for i in range(LARGE)]
+        self._varied = self._vary(beyond=True)
         count = len(program.parameters)
 
         def run(*arguments: Any) -> Any:
@@ -184,12 +196,29 @@ class Survey:
         if tensor.name not in self._values:  # one run for all that will be asked about: each takes its time to start
             self.fetch([t for t in (*self._tensors, tensor) if t.name == tensor.name or self._is_folded(t)])
         before, *after = self.values(tensor)
-        changed = [np.moveaxis(before != a, axis, 0).reshape(large, -1).any(axis=1) for a in after]
-        for outer in (d for d in range(1, factor + 1) if factor % d == 0):  # sample-major first
-            split = (c.reshape(outer, LARGE, factor // outer) for c in changed)
-            if not any(np.delete(c, i, axis=1).any() for i, c in enumerate(split)):
-                return SampleAxis(outer, factor // outer)
-        return None
+        ways = [d for d in range(1, factor + 1) if factor % d == 0]  # sample-major first
+        ways = _agreeing(ways, [np.moveaxis(before != a, axis, 0).reshape(large, -1).any(axis=1) for a in after])
+        if len(ways) > 1 and tensor.dtype.is_floating:
+            slopes = self._slopes(tensor)
+            ways = _agreeing(ways, [np.moveaxis(d != 0, axis, 0).reshape(large, -1).any(axis=1) for d in slopes])
+        return SampleAxis(ways[0], factor // ways[0]) if ways else None
+
+    def _slopes(self, tensor: Any) -> list[NDArray[Any]]:
+        """For each sample, the derivative with respect to the tensor of its outputs, summed with random weights."""
+        fed = (*self.program.parameters, *self.program.inputs)
+        outputs = [self.graph.get_tensor_by_name(PREFIX + name) for name in self.program.outputs if name not in fed]
+        rng = np.random.default_rng(0)
+        found = []
+        with self.graph.as_default():
+            for i in range(LARGE):
+                seeds = [np.zeros(self.shape(y)) for y in outputs]
+                for seed in seeds:
+                    seed[i] = rng.uniform(0.5, 1.5, seed[i].shape)
+                found += tf.gradients(
+                    outputs, tensor, [tf.constant(seed, y.dtype) for seed, y in zip(seeds, outputs, strict=True)]
+                )
+            found = [tf.convert_to_tensor(slope) for slope in found if slope is not None]
+        return self._run(found, self._large)[0]
 
     def _is_folded(self, tensor: Any) -> bool:
         """Whether a sample has several entries on the samples' axis."""
@@ -202,9 +231,18 @@ class Survey:
             self.fetch([tensor])
         return self._values[tensor.name]
 
+    def _vary(self, beyond: bool) -> list[list[NDArray[Any]]]:
+        """The batch with each sample changed in its turn."""
+        rng = np.random.default_rng(1)
+        return [[_with_changed(batch, i, rng, beyond) for batch in self._large] for i in range(LARGE)]
+
     def fetch(self, tensors: Sequence[Any]) -> None:
         """Have `values` ready for many tensors in one run."""
-        found = self._run(tensors, self._large, *self._varied)
+        try:
+            found = self._run(tensors, self._large, *self._varied)
+        except ModelError:  # perhaps at an index beyond a table
+            self._varied = self._vary(beyond=False)
+            found = self._run(tensors, self._large, *self._varied)
         self._values |= {t.name: values for t, *values in zip(tensors, *found, strict=True)}
 
     def responses(self, tensors: Sequence[Any]) -> tuple[list[NDArray[Any]], list[list[NDArray[Any]]]]:
