@@ -248,6 +248,15 @@ def test_not_a_number_in_one_batch(path):
     assert np.isfinite(nj.open(path).to_array()).all()
 
 
+def test_inputs_that_are_not_numbers(path):
+    model, x = mlp(), samples(4, n=20)
+    x[11:13, 2] = np.nan
+    with pytest.raises(nj.DataError, match=r"x is not finite in . of the samples .* from sample 11 to 1[12]:"):
+        nj.save(model, x, path, memory=4000)
+    with pytest.raises(nj.StoreError, match="never finished"):
+        nj.open(path)
+
+
 def test_batches_that_come_once_are_refused(path):
     with pytest.raises(nj.DtypeError, match="data of which it can read any part"):
         nj.save(mlp(), (samples(4) for _ in range(3)), path)

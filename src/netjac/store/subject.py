@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from netjac import api, planning
-from netjac.data import Sliced
+from netjac.data import Sliced, leaves
+from netjac.errors import DataError
 from netjac.jacobian import Jacobian
 from netjac.operator import JacobianOperator
 from netjac.tiled import TiledJacobian
@@ -57,7 +59,10 @@ def of_model(model: Any, data: Sliced, budget: int) -> Subject:
     tile = planning.tile_sizes(data.n, like.l, network.footprint, budget)
 
     def rows(samples: slice, outputs: slice) -> Jacobian:
-        J = evaluator(model, data[samples].x).evaluate(theta, budget)
+        x = data[samples].x
+        for leaf in leaves(x):
+            refuse_not_finite(samples, {"x": np.asarray(leaf)})
+        J = evaluator(model, x).evaluate(theta, budget)
         return J._tile(slice(0, J.n), outputs) if isinstance(J, TiledJacobian) else _some(J, outputs)
 
     return Subject(data.n, like, tile, rows)
@@ -70,3 +75,17 @@ def _some(J: JacobianOperator, outputs: slice) -> Jacobian:
         J = J.scaled(np.broadcast_to(chosen, (J.n, *chosen.shape)))
     assert isinstance(J, Jacobian)
     return J
+
+
+def refuse_not_finite(samples: slice, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Raise where an array (samples, ...) has NaN or infinity: which array, and in which samples."""
+    for name, array in arrays.items():
+        if array.dtype.kind != "f" or np.isfinite(array).all():
+            continue
+        finite = np.isfinite(array).reshape(len(array), -1).all(axis=1)
+        wrong = samples.start + np.flatnonzero(~finite)
+        raise DataError(
+            f"{name} is not finite in {len(wrong)} of the samples {samples.start} to {samples.stop - 1}, from sample "
+            f"{wrong[0]} to {wrong[-1]}: nothing of this tile was saved, and the store is not complete. Leave these "
+            "samples out, or look at what the network computes there."
+        )

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from netjac.errors import DataError, StoreError
+from netjac.errors import StoreError
 from netjac.jacobian import Jacobian
 from netjac.layout import parse
 from netjac.progress import Progress, Shown
 from netjac.store import chunks, manifest, places, records
 from netjac.store.backend import files
-from netjac.store.subject import Subject
+from netjac.store.subject import Subject, refuse_not_finite
 
 
 class TileWriter:
@@ -196,17 +196,3 @@ class TileWriter:
                 self._put(where, (slice(None),), array)
         self._structures[str(place)] = structures
         self._note({"structures": {str(place): structures}})
-
-
-def refuse_not_finite(samples: slice, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Raise where an array (samples, ...) has NaN or infinity: which array, and in which samples."""
-    for name, array in arrays.items():
-        if array.dtype.kind != "f" or np.isfinite(array).all():
-            continue
-        finite = np.isfinite(array).reshape(len(array), -1).all(axis=1)
-        wrong = samples.start + np.flatnonzero(~finite)
-        raise DataError(
-            f"{name} is not finite in {len(wrong)} of the samples {samples.start} to {samples.stop - 1}, from sample "
-            f"{wrong[0]} to {wrong[-1]}: nothing of this tile was saved, and the store is not complete. Leave these "
-            "samples out, or look at what the network computes there."
-        )
