@@ -45,10 +45,17 @@ def cube_of(J):
 # ---- factors
 
 
-@settings(max_examples=60)
-@given(testing.blocks(), st.integers(1, 3))
-def test_every_kind_of_block_comes_back(case, samples):
-    block, dense = case
+@pytest.mark.parametrize("kind", ["outer", "embedding", "dense", "mapped"])
+def test_every_kind_of_block_comes_back(kind):
+    @settings(max_examples=25)
+    @given(testing.blocks([kind]), st.integers(1, 3))
+    def comes_back(case, samples):
+        comes_back_from_disk(*case, samples)
+
+    comes_back()
+
+
+def comes_back_from_disk(block, dense, samples):
     n, l, m = dense.shape
     J = held([block], m, np.float64 if dense.size == 0 else block.row_squares().dtype)
     with tempfile.TemporaryDirectory() as folder:
@@ -119,7 +126,7 @@ def test_every_verb(tmp_path, layout, samples):
 # ---- explicit arrays
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     st.tuples(st.integers(0, 5), st.integers(0, 4), st.integers(0, 7)),
     st.sampled_from(LAYOUTS),
