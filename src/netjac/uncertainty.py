@@ -30,7 +30,7 @@ from netjac.intervals import Conditioning, Prediction, Summary
 from netjac.operator import JacobianOperator
 from netjac.optimize import names as patterns
 from netjac.optimize.losses import Loss
-from netjac.optimize.options import OptionError
+from netjac.optimize.options import OptionError, checked_loss
 from netjac.optimize.problem import LeastSquares
 from netjac.optimize.residual import ResidualJacobian
 from netjac.optimize.sources import Targets, check_weights
@@ -390,6 +390,7 @@ def uncertainty(
         raise OptionError(
             f"the uncertainty is that of a least-squares fit, and a {type(problem).__name__} has no residuals."
         )
+    f_scale = checked_loss(loss, f_scale)
     found = getattr(result, "x", result)
     theta = problem.x0 if found is None else np.array(found, np.float64)
     residual = problem.fun(theta)

@@ -10,12 +10,13 @@ import numpy as np
 import scipy.optimize
 from numpy.typing import ArrayLike, NDArray
 
-from netjac.errors import DtypeError, PicklingError, ShapeError
+from netjac.errors import DataError, DtypeError, PicklingError, ShapeError
 from netjac.optimize import names
 from netjac.optimize.callbacks import Stopped
 from netjac.optimize.checkpoint import digest
 from netjac.optimize.evaluations import Evaluated, Evaluations, Evaluator
 from netjac.optimize.losses import Vector
+from netjac.optimize.options import OptionError
 from netjac.optimize.watch import Watch
 from netjac.spaces import ParameterSpace
 
@@ -179,11 +180,28 @@ class Problem(ABC, Generic[E]):
             "prior": None if self._prior is None else digest(self._prior, self._mean),
         }
 
-    def _start(self, limits: scipy.optimize.Bounds) -> Vector:
-        """Where a fit starts: at the present parameters, or where the one that it continues stood."""
+    def _given(self, x0: ArrayLike | None, resume: Any) -> Vector | None:
+        """The start that a person gave, checked: (M,), or None."""
+        if x0 is None:
+            return None
+        if resume is not None:
+            raise OptionError("give either x0 or resume: a fit that is resumed starts where it stood.")
+        start = self._vector(x0).astype(np.float64)
+        if start.shape != (self._space.size,):
+            raise ShapeError(
+                f"x0 must have the shape ({self._space.size},), one entry a parameter, and has {start.shape}."
+            )
+        wrong = ~np.isfinite(start)
+        if wrong.any():
+            i = int(np.argmax(wrong))
+            raise DataError(f"x0 must be finite, and is {start[i]} for {names.entry(self._space, i)}.")
+        return start
+
+    def _start(self, limits: scipy.optimize.Bounds, x0: Vector | None) -> Vector:
+        """Where a fit starts: at x0, else at the present parameters, or where the one that it continues stood."""
         resumed = self._watch.resumed
         if resumed is None:
-            return np.clip(self._space.ravel(dtype=np.float64), limits.lb, limits.ub)
+            return np.clip(self._space.ravel(dtype=np.float64) if x0 is None else x0, limits.lb, limits.ub)
         self._watch.go_on(self._at(resumed.best).cost)
         return (resumed.best if resumed.state is None else resumed.state.x).copy()
 

@@ -31,10 +31,17 @@ def by_result(callback: Callable[..., Any], *, with_state: bool = False) -> Call
         Whether the second is ``callback(x, state)`` instead, as for trust-constr.
     """
     if set(inspect.signature(callback).parameters) == {"intermediate_result"}:
-        return lambda result: callback(intermediate_result=result)
+        return lambda result: callback(intermediate_result=_copied(result))
     if with_state:
         return lambda result: callback(np.copy(result.x), result)
     return lambda result: callback(np.copy(result.x))
+
+
+def _copied(result: OptimizeResult) -> OptimizeResult:
+    """With an x of the person's own: SciPy's is the one that it goes on from."""
+    shown = OptimizeResult(result)
+    shown.x = np.copy(result.x)
+    return shown
 
 
 def stops(callback: Callable[..., Any] | None) -> Told:

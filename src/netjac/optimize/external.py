@@ -94,9 +94,7 @@ class External(Generic[A]):
         try:
             answer = self._ask(y, extra)
             if self._size not in (None, answer.values.size):
-                raise ShapeError(
-                    f"there were {self._size} residuals at other parameters, and now {answer.values.size}."
-                )
+                raise _other_size(self._size, answer.values.size)
             self._size = answer.values.size
             if np.all(np.isfinite(answer.values)):
                 answer.check_derivative()
@@ -133,8 +131,11 @@ class External(Generic[A]):
         agreed = np.zeros(claimed.size, bool)
         for step in STEPS:
             ends = [self._values(y + side * step * along[0], extra + side * step * along[1]) for side in (1, -1)]
-            if ends[0] is None or ends[1] is None or ends[0].shape != ends[1].shape:
+            if ends[0] is None or ends[1] is None:
                 continue
+            for end in ends:
+                if end is not None and end.size != claimed.size:
+                    raise _other_size(claimed.size, end.size)
             difference = (ends[0] - ends[1]) / (2 * step)
             size = np.maximum(np.maximum(np.abs(difference), np.abs(claimed)), spread)
             error = np.abs(difference - claimed)
@@ -160,6 +161,10 @@ class External(Generic[A]):
         except Exception:  # beside the point it need not be defined
             return None
         return values if np.all(np.isfinite(values)) else None
+
+
+def _other_size(before: int, now: int) -> ShapeError:
+    return ShapeError(f"there were {before} residuals at other parameters, and now {now}: the number must stay.")
 
 
 def _direction(at: NDArray[Any], slopes: NDArray[Any], rng: np.random.Generator) -> NDArray[np.float64]:
@@ -206,7 +211,13 @@ class ResidualAnswer:
         """See `Answer`."""
         if self.blocks is not None:
             return np.einsum("nql,nq->nl", self.blocks, rows.reshape(self.blocks.shape[:2])), self.extra.T @ rows
-        return np.asarray(self.coupling.T @ rows).reshape(self.shape), self.extra.T @ rows
+        try:
+            along = self.coupling.T @ rows
+        except NotImplementedError:
+            raise DtypeError(
+                "the derivative dr is a LinearOperator without rmatvec, and the gradient needs drᵀ u: give it rmatvec."
+            ) from None
+        return np.asarray(along).reshape(self.shape), self.extra.T @ rows
 
     def spread(self, along: NDArray[Any], extra: Vector) -> Vector:
         """See `Answer`."""
@@ -362,12 +373,14 @@ def _curvature(given: Any, n: int, l: int) -> Any:
         )
     if isinstance(given, np.ndarray):
         return _symmetric(given)
-    return given.tocsr().astype(np.float64) if sparse else given
+    return _symmetric(given.tocsr().astype(np.float64)) if sparse else given
 
 
-def _symmetric(given: NDArray[np.float64]) -> NDArray[np.float64]:
-    turned = np.swapaxes(given, -1, -2)
-    if np.any(np.abs(given - turned) > 1e-8 * np.abs(given).max(initial=0.0)):
+def _symmetric(given: Any) -> Any:
+    sparse = scipy.sparse.issparse(given)
+    turned = given.T if sparse else np.swapaxes(given, -1, -2)
+    odd, all_of = (abs(part.data if sparse else part).max(initial=0.0) for part in (given - turned, given))
+    if odd > 1e-8 * all_of:
         raise DataError("the curvature must be symmetric, as second derivatives are.")
     return 0.5 * (given + turned)
 
@@ -390,6 +403,7 @@ def _real(given: Any, what: str) -> NDArray[np.float64]:
         raise ShapeError(f"{what} is ragged ({error}).") from None
     if array.dtype.kind not in "fiub":
         raise DtypeError(f"{what} must be an array of real numbers, and is {type(given).__name__} of {array.dtype}.")
+    targets.check_unmasked(given, what)
     return np.array(array, np.float64)
 
 

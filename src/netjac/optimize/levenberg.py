@@ -66,7 +66,12 @@ class Iteration:
         if not np.isfinite(self.point.cost):
             residual = self.point.residual
             bad = int(np.count_nonzero(~np.isfinite(residual)))
-            raise DataError(f"{bad} of {residual.size} residuals are not finite in the initial point.")
+            if bad:
+                raise DataError(f"{bad} of {residual.size} residuals are not finite in the initial point.")
+            raise DataError(
+                f"the cost is {self.point.cost} in the initial point, though its residuals are finite (the largest is "
+                f"{np.abs(residual).max(initial=0.0):.1e}): scale them so that squares do not overflow."
+            )
         self.state = state if state.nfev else replace(state, nfev=1)
         self.model: Linearisation | None = None
         self.route: Route | None = None

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from netjac.errors import DtypeError, ShapeError
+
 Vector = NDArray[np.float64]
 Loss = str | Callable[[NDArray[Any]], Any]
 """A name that SciPy knows, or a callable: z (q,) → ρ, ρ', ρ'' stacked (3, q)."""
@@ -53,12 +55,29 @@ LOSSES: dict[str, Callable[[Vector], Rho]] = {
 }
 
 
+def _stacked(loss: Callable[[Vector], Any], z: Vector) -> NDArray[np.float64]:
+    """What a callable says of z (q,): (3, q)."""
+    given = loss(z)
+    try:
+        rho = np.asarray(given, np.float64)
+    except (TypeError, ValueError):
+        raise DtypeError(
+            f"the loss must return ρ, ρ' and ρ'' as an array (3, {z.size}), and returned {given!r}."
+        ) from None
+    if rho.shape != (3, z.size):
+        raise ShapeError(
+            f"the loss must return ρ, ρ' and ρ'' of the {z.size} residuals as an array (3, {z.size}), and returned "
+            f"one of shape {rho.shape}."
+        )
+    return rho
+
+
 def _rho(residual: Vector, loss: Loss, f_scale: float) -> Rho:
     # A far trial point may overflow: its cost is then infinite, which is the right answer and needs no warning.
     with np.errstate(over="ignore", invalid="ignore"):
         z = (residual / f_scale) ** 2
         if callable(loss):
-            value, slope, curvature = np.asarray(loss(z), dtype=np.float64)
+            value, slope, curvature = _stacked(loss, z)
             return value, slope, curvature
         return LOSSES[loss](z)
 
@@ -107,7 +126,7 @@ def of_first(loss: Loss, size: int) -> Loss:
 
     def rho(z: Vector) -> NDArray[np.float64]:
         out = np.stack([z, np.ones_like(z), np.zeros_like(z)])
-        out[:, :size] = of_rows(z[:size])
+        out[:, :size] = _stacked(of_rows, z[:size])
         return out
 
     return rho

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.optimize import Bounds
+from scipy.optimize import Bounds, LinearConstraint, NonlinearConstraint
 
 from netjac.optimize.options import OptionError
 
@@ -73,6 +74,24 @@ def choose(method: Any, bounds: Bounds, constraints: Any) -> Method:
         able = ", ".join(repr(name) for name, other in METHODS.items() if other.constraints)
         raise OptionError(f"method {method!r} knows no constraints; these methods keep them: {able}.")
     return kind
+
+
+def check(constraints: Any, settings: Any) -> None:
+    """Refuse constraints that are none of SciPy's kinds, and options that are no dict.
+
+    Raises
+    ------
+    OptionError
+    """
+    if settings is not None and not isinstance(settings, Mapping):
+        raise OptionError(f"options must be a dict, and is {settings!r}.")
+    for constraint in constraints if isinstance(constraints, list | tuple) else (constraints,):
+        written = isinstance(constraint, Mapping) and {"type", "fun"} <= set(constraint)
+        if not (constraint is None or written or isinstance(constraint, LinearConstraint | NonlinearConstraint)):
+            raise OptionError(
+                "a constraint is a netjac.OutputConstraint, a NonlinearConstraint or LinearConstraint of SciPy, or a "
+                f"dict with type and fun, and not {constraint!r}."
+            )
 
 
 def _nothing(constraints: Any) -> bool:

@@ -18,8 +18,8 @@ from scipy.sparse.linalg import LinearOperator, aslinearoperator
 from netjac.errors import DataError, DtypeError, ShapeError
 from netjac.optimize import differences, losses
 from netjac.optimize.linear import Linearisation, explicit, is_operator
-from netjac.optimize.losses import LOSSES, Loss, Vector
-from netjac.optimize.options import OptionError
+from netjac.optimize.losses import Loss, Vector
+from netjac.optimize.options import OptionError, checked_loss
 
 _EXPLICIT_WORK = 10**8
 """rows · m · min(rows, m) up to which products with the explicit J take no longer than those with its factors."""
@@ -61,8 +61,7 @@ class Minimand:
         if not (callable(jac) or (isinstance(jac, str) and jac in differences.SCHEMES)):
             schemes = ", ".join(map(repr, differences.SCHEMES))
             raise OptionError(f"jac must be a callable or one of {schemes}, and is {jac!r}.")
-        if not callable(loss) and loss not in LOSSES:
-            raise OptionError(f"loss must be a callable or one of {', '.join(map(repr, LOSSES))}, and is {loss!r}.")
+        scale = checked_loss(loss, f_scale)
         lower, upper = _checked_bounds(bounds, start)
         kwargs = dict(kwargs or {})
 
@@ -83,7 +82,7 @@ class Minimand:
                 raise ShapeError(f"jac must return shape {(len(r), len(x))} (residuals, parameters), not {J.shape}.")
             return J
 
-        return cls(residual, derivative, start, lower, upper, loss, float(f_scale))
+        return cls(residual, derivative, start, lower, upper, loss, scale)
 
     @property
     def bounded(self) -> bool:

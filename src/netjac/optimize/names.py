@@ -109,9 +109,14 @@ def bounds(space: ParameterSpace, given: Any) -> scipy.optimize.Bounds:
     elif isinstance(given, scipy.optimize.Bounds):
         lower[:], upper[:] = _flat(given.lb, space.size, "lower"), _flat(given.ub, space.size, "upper")
     elif given is not None:
+        if isinstance(given, list) and space.size == 2 and [np.size(pair) for pair in given] == [2, 2]:
+            raise OptionError(
+                f"bounds={given!r} could be (lower, upper), or a pair for each of the two parameters: give "
+                "scipy.optimize.Bounds(lower, upper), or a dict of names."
+            )
         low, high = _pair(given, "theta", "the bounds")
         lower[:], upper[:] = _flat(low, space.size, "lower"), _flat(high, space.size, "upper")
-    wrong = ~(lower <= upper)  # True for NaN too
+    wrong = ~((lower <= upper) & (lower < np.inf) & (upper > -np.inf))  # True for NaN too
     if wrong.any():
         i = int(np.argmax(wrong))
         raise DataError(f"the bounds of {entry(space, i)} leave nothing between: lower {lower[i]}, upper {upper[i]}.")
@@ -200,6 +205,8 @@ def extras(given: Mapping[str, Any] | None) -> ParameterSpace:
         raise OptionError(f"extra must be a dict from names to values, and is a {type(given).__name__}.")
     values = dict(given or {})
     for name, value in values.items():
+        if not isinstance(name, str) or not name or set(name) & set("*?["):
+            raise OptionError(f"an extra parameter needs a name, without *, ? and [, and {name!r} is none.")
         array = np.asarray(value)
         if array.dtype.kind not in "fiub":
             raise DtypeError(f"the extra parameter {name!r} must hold real numbers, and has dtype {array.dtype}.")

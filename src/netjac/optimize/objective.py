@@ -220,6 +220,7 @@ class Objective(Problem[_Evaluation]):
         self,
         method: Any = "L-BFGS-B",
         *,
+        x0: ArrayLike | None = None,
         constraints: Any = (),
         bounds: Any = None,
         tol: float | None = None,
@@ -236,6 +237,8 @@ class Objective(Problem[_Evaluation]):
         ----------
         method
             Any method of SciPy, or a callable of your own; each gets the derivatives that it takes.
+        x0 : (M,), optional
+            The start, moved into the bounds; by default the model's present parameters.
         constraints
             `netjac.OutputConstraint`, or any constraint of SciPy's, or a list of them.
         bounds
@@ -261,10 +264,11 @@ class Objective(Problem[_Evaluation]):
 
         Raises
         ------
-        OptionError
-            If there is no such method, or it cannot honour the bounds or the constraints; before any work.
+        OptionError, ShapeError
+            If there is no such method, it cannot honour the bounds or the constraints, or x0 is of another size; before
+            any work.
         DataError, CheckpointNotFoundError
-            If the checkpoint is damaged or of another fit; if there is none, or no folder for it.
+            If x0 is not finite; if the checkpoint is damaged or of another fit; if there is none, or no folder for it.
 
         Notes
         -----
@@ -273,6 +277,8 @@ class Objective(Problem[_Evaluation]):
         """
         limits = self._bounds if bounds is None else names.bounds(self._space, bounds)
         kind = methods.choose(method, limits, constraints)
+        methods.check(constraints, options)
+        given = self._given(x0, resume)
         bounded = bool(np.any(np.isfinite(limits.lb) | np.isfinite(limits.ub)))
         told = None if callback is None else by_result(callback, with_state=kind is methods.METHODS["trust-constr"])
         watch = Watch.opened(
@@ -286,7 +292,7 @@ class Objective(Problem[_Evaluation]):
         self.forget()
         self._limits, self._constraints, self._watch = limits, _listed(constraints), watch
         try:
-            start = self._start(limits)
+            start = self._start(limits, given)
             self._seen(start, self._finite_fun(start), kind.gradient)
             result = scipy.optimize.minimize(
                 self._finite_fun,
@@ -301,6 +307,8 @@ class Objective(Problem[_Evaluation]):
                 callback=self._watched(told, kind.gradient),
                 options=options,
             )
+            if not isinstance(result, scipy.optimize.OptimizeResult):
+                raise OptionError(f"method must return an OptimizeResult, and returned a {type(result).__name__}.")
             self._take_best(result)
             self._space.assign(result.x)
         except BaseException as error:

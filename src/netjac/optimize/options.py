@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import numbers
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,34 @@ def check_progress(progress: Any) -> None:
     stream = callable(getattr(progress, "write", None)) and callable(getattr(progress, "flush", None))
     if not (stream or progress is None or isinstance(progress, bool)):
         raise OptionError(f"progress must be True, False or a text stream such as sys.stdout, and is {progress!r}.")
+
+
+def checked_loss(loss: Any, f_scale: Any) -> float:
+    """Refuse a loss that does not exist, and a scale that is no positive number; the scale.
+
+    Examples
+    --------
+    >>> checked_loss("huber", 2)
+    2.0
+    """
+    if not callable(loss):
+        one_of("loss", loss, tuple(LOSSES))
+    if not isinstance(f_scale, numbers.Real) or not 0 < float(f_scale) < np.inf:
+        raise OptionError(f"f_scale must be a positive number, and is {f_scale!r}.")
+    return float(f_scale)
+
+
+def check_count(max_nfev: Any) -> None:
+    """Refuse a number of evaluations that is none."""
+    if max_nfev is not None and not (isinstance(max_nfev, numbers.Integral) and int(max_nfev) > 0):
+        raise OptionError(f"max_nfev must be a positive whole number or None, and is {max_nfev!r}.")
+
+
+def check_tolerances(**given: Any) -> None:
+    """Refuse tolerances that are neither None nor numbers."""
+    for name, value in given.items():
+        if value is not None and (not isinstance(value, numbers.Real) or np.isnan(float(value))):
+            raise OptionError(f"{name} must be a number or None, and is {value!r}.")
 
 
 def check_tr_options(method: str, tr_options: Any) -> None:
@@ -116,8 +145,6 @@ def choose(
     check_form(jac)
     if tr_solver is not None:
         one_of("tr_solver", tr_solver, TR_SOLVERS)
-    if not callable(loss):
-        one_of("loss", loss, tuple(LOSSES))
     by_jac = isinstance(x_scale, str)
     if by_jac:
         one_of("x_scale", x_scale, ("jac",))

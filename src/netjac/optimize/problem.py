@@ -381,6 +381,7 @@ class LeastSquares(Problem[_Evaluation]):
         self,
         method: str = "trf",
         *,
+        x0: ArrayLike | None = None,
         max_nfev: int | None = None,
         ftol: float | None = 1e-8,
         xtol: float | None = 1e-8,
@@ -407,6 +408,8 @@ class LeastSquares(Problem[_Evaluation]):
         method : {"trf", "dogbox", "lm", "netjac"}
             A method of `scipy.optimize.least_squares`, or `netjac.least_squares`. "lm" needs as many residuals as
             parameters, and honours no bounds.
+        x0 : (M,), optional
+            The start, moved into the bounds; by default the model's present parameters.
         max_nfev, ftol, xtol, gtol, x_scale, f_scale, tr_solver, tr_options, verbose
             Handed to the solver as they are. SciPy's remaining options concern finite differences and arguments of
             functions, and do not apply.
@@ -447,10 +450,12 @@ class LeastSquares(Problem[_Evaluation]):
 
         Raises
         ------
-        OptionError
-            If the options exclude each other, or the method cannot honour the bounds; before any work.
+        OptionError, ShapeError
+            If the options exclude each other, x0 is of another size, or the method cannot honour the bounds; before
+            any work.
         DataError
-            If the residual at the start is not finite; if the checkpoint is damaged or of another fit.
+            If x0, or the residual or its sum of squares at the start, is not finite; if the checkpoint is damaged or of
+            another fit.
         CheckpointNotFoundError
             A FileNotFoundError: there is no such checkpoint, or no folder for it.
 
@@ -464,12 +469,16 @@ class LeastSquares(Problem[_Evaluation]):
         limits = self._bounds if bounds is None else names.bounds(self._space, bounds)
         options.check_bounds(method, limits)
         options.check_tr_options(method, tr_options)
+        options.check_count(max_nfev)
+        options.check_tolerances(ftol=ftol, xtol=xtol, gtol=gtol)
+        f_scale = options.checked_loss(loss, f_scale)
+        given = self._given(x0, resume)
         options.check_linear_solver(method, linear_solver)
         form = self._form if jac is None else jac
 
         def which() -> Fit:
             about = self._identity(method, limits) | {"data": digest(*self._source.known)}
-            about |= {"loss": named(loss), "f_scale": float(f_scale), "jac": form, "linear_solver": linear_solver}
+            about |= {"loss": named(loss), "f_scale": f_scale, "jac": form, "linear_solver": linear_solver}
             about["x_scale"] = x_scale if x_scale is None or isinstance(x_scale, str) else digest(x_scale)
             return Fit(about, (ftol, xtol, gtol))
 
@@ -483,11 +492,12 @@ class LeastSquares(Problem[_Evaluation]):
             resume=resume,
         )
         with self._fitting(loss, f_scale, limits, watch):
-            start = self._start(limits)
+            start = self._start(limits, given)
             form, tr_solver = options.choose(
                 self.shape, method=method, jac=form, tr_solver=tr_solver, x_scale=x_scale, loss=loss
             )
             self._check_start(start)
+            of_data = self._prior is not None or callable(loss)
             own: dict[str, Any] = {"linear_solver": linear_solver}
             if method in ("trf", "dogbox"):
                 own = {"tr_solver": tr_solver, "tr_options": tr_options}
@@ -509,7 +519,7 @@ class LeastSquares(Problem[_Evaluation]):
                     xtol=xtol,
                     gtol=gtol,
                     x_scale=x_scale,
-                    loss=loss if self._prior is None else losses.of_first(loss, self._at(start).data.residual.size),
+                    loss=losses.of_first(loss, self._at(start).data.residual.size) if of_data else loss,
                     f_scale=f_scale,
                     max_nfev=max_nfev,
                     verbose=verbose,
@@ -540,12 +550,18 @@ class LeastSquares(Problem[_Evaluation]):
             watch.close()
 
     def _check_start(self, start: Vector) -> None:
-        residual = self._at(start).residual
-        bad = residual.size - int(np.isfinite(residual).sum())
+        at = self._at(start)
+        bad = at.residual.size - int(np.isfinite(at.residual).sum())
         if bad:
             raise DataError(
-                f"{bad} of {residual.size} residuals are not finite at the present parameters; start the fit from "
-                "parameters at which the outputs are."
+                f"{bad} of {at.residual.size} residuals are not finite at the start; start the fit from parameters at "
+                "which the outputs are."
+            )
+        if not np.isfinite(at.cost):
+            largest = float(np.abs(at.residual).max(initial=0.0))
+            raise DataError(
+                f"the residuals are finite at the start (the largest is {largest:.1e}), and the cost is {at.cost}: "
+                "bring weights, priors, the loss and the residuals to a scale at which squares do not overflow."
             )
 
     def _finite_fun(self, theta: ArrayLike) -> Vector:

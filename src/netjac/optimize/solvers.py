@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from scipy.optimize import OptimizeResult
 
 from netjac.errors import ShapeError
-from netjac.optimize import callbacks
+from netjac.optimize import callbacks, options
 from netjac.optimize.control import State
 from netjac.optimize.levenberg import Iteration
 from netjac.optimize.losses import Loss, Vector
@@ -107,9 +107,9 @@ def least_squares(
     array([1., 1.])
     """
     problem = Minimand.checked(fun, x0, jac, bounds, loss, f_scale, diff_step, args, kwargs)
-    tolerances = _checked_tolerances(ftol, xtol, gtol)
-    if max_nfev is not None and max_nfev <= 0:
-        raise OptionError(f"max_nfev must be a positive whole number or None, and is {max_nfev!r}.")
+    options.check_tolerances(ftol=ftol, xtol=xtol, gtol=gtol)
+    tolerances = _tolerances(ftol, xtol, gtol)
+    options.check_count(max_nfev)
     if verbose not in (0, 1, 2):
         raise OptionError(f"verbose must be 0, 1 or 2, and is {verbose!r}.")
     fit = Iteration(
@@ -124,7 +124,7 @@ def least_squares(
     return fit.run(State(problem.x0) if state is None else state)
 
 
-def _checked_tolerances(*given: float | None) -> tuple[float, float, float]:
+def _tolerances(*given: float | None) -> tuple[float, float, float]:
     f, x, g = (0.0 if tolerance is None else float(tolerance) for tolerance in given)
     if max(f, x, g) < _EPS:
         raise OptionError(f"at least one of ftol, xtol and gtol must be at least the machine precision, {_EPS:.1e}.")

@@ -85,7 +85,7 @@ class Targets:
         self._evaluator = evaluator
         self._y = targets.flatten(evaluator.output_space, y)
         self.size = self._y.size
-        self._root = None if weights is None else _root(check_weights(weights), self._y.shape, self.size)
+        self._root = None if weights is None else _root(_of_rows(weights), self._y.shape, self.size)
         self.known: tuple[NDArray[Any], ...] = (self._y,) if self._root is None else (self._y, self._root)
 
     def evaluate(self, theta: Vector) -> Data:
@@ -128,7 +128,7 @@ class FromOutside:
         self.size: int | None = None
         self._evaluator = evaluator
         self._m = evaluator.parameters.size
-        self._weights = None if weights is None else check_weights(weights)
+        self._weights = None if weights is None else _of_rows(weights)
         self.known: tuple[NDArray[Any], ...] = () if self._weights is None else (self._weights,)
         self._external = External(function, read_residual, evaluator.output_space, self.extra, check)
 
@@ -208,15 +208,24 @@ def check_weights(weights: ArrayLike) -> NDArray[np.float64]:
     array = np.asarray(weights)
     if array.dtype.kind not in "fiub":
         raise DtypeError(f"weights must be real numbers, and have dtype {array.dtype}.")
+    targets.check_unmasked(weights, "weights")
     if not (np.all(np.isfinite(array)) and np.all(array >= 0)):
         raise DataError("weights must be finite and not negative: each multiplies the square of its residual.")
     return array.astype(np.float64)
 
 
+def _of_rows(weights: ArrayLike) -> NDArray[np.float64]:
+    """Weights of residuals that are to be fitted."""
+    array = check_weights(weights)
+    if not array.any():
+        raise DataError("all weights are zero, so there is nothing to fit: leave these data out.")
+    return array
+
+
 def _root(weights: NDArray[np.float64], shape: tuple[int, int], size: int) -> Vector:
     """√w of each row, from one a row; or from one a sample, where shape is (n, rows a sample) and not (-1, -1)."""
     n = shape[0]
-    if weights.size == size:
+    if weights.size == size and (weights.ndim == 1 or n < 0 or len(weights) == n):
         return np.sqrt(weights).reshape(-1)
     if n > 0 and weights.shape == (n,):
         return np.repeat(np.sqrt(weights), size // n)

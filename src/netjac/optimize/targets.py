@@ -57,6 +57,7 @@ def check_values(y: Any) -> None:
             raise ShapeError(f"y is ragged: its samples do not all have one shape ({error}).") from None
         if array.dtype.kind not in "fiub":
             raise DtypeError(f"y must hold real numbers, and has dtype {array.dtype}.")
+        check_unmasked(leaf, "y")
         finite = np.isfinite(array)
         if not finite.all():
             first = tuple(int(i) for i in np.argwhere(~finite)[0])
@@ -64,6 +65,20 @@ def check_values(y: Any) -> None:
                 f"y holds {array.size - int(finite.sum())} values that are not finite, the first at {first}; "
                 "drop those samples, or fill them in."
             )
+
+
+def check_unmasked(given: Any, what: str) -> None:
+    """Refuse masked entries, which `numpy.asarray` would count as any other.
+
+    Raises
+    ------
+    DataError
+    """
+    if np.ma.is_masked(given):
+        hidden = int(np.ma.getmaskarray(given).sum())
+        raise DataError(
+            f"{what} has {hidden} masked entries: leave those samples out, or fill them in and give them the weight 0."
+        )
 
 
 def check_count(y: Any, n: int) -> None:
