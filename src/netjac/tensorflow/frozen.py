@@ -52,8 +52,14 @@ class FrozenNetwork:
     def outputs(self, budget: int) -> NDArray[Any]:
         """The flat outputs (n, l), some samples at a time."""
         tiles = planning.tiles(int(self._x[0].shape[0]), self.footprint.sample_work, budget)
-        parts = [self._extractor.outputs([leaf[tile] for leaf in self._x], self._theta) for tile in tiles]
-        return np.concatenate(parts)
+        y: NDArray[Any] | None = None
+        for tile in tiles:
+            part = self._extractor.outputs([leaf[tile] for leaf in self._x], self._theta)
+            if y is None:
+                y = np.empty((tiles[-1].stop, part.shape[1]), part.dtype)
+            y[tile] = part
+        assert y is not None  # there are samples
+        return y
 
     def blocks(self, samples: NDArray[np.intp], rows: slice | NDArray[Any] | None) -> tuple[Block, ...]:
         """The factors of some samples: all outputs, a range of them, or the combinations (samples, q, l)."""
