@@ -359,6 +359,9 @@ def test_arguments(tmp_path):
         nj.save(J, tmp_path / "jac.zarr", compression="rar")
     with pytest.raises(nj.LayoutError, match="unknown letter"):
         nj.save(J, tmp_path / "jac.zarr", layout="n k m")
+    for call in (lambda: nj.save(J, "s3://bucket/jac.zarr"), lambda: nj.open("s3://bucket/jac.zarr")):
+        with pytest.raises(nj.DataError, match="a folder of a file system"):
+            call()
     with pytest.raises(nj.StoreError, match="no store at"):
         nj.open(tmp_path / "jac.zarr")
     with pytest.raises(nj.StoreError, match=r"no store of netjac\.save"):
@@ -370,6 +373,7 @@ def test_layouts_that_would_be_dust_are_refused(tmp_path):
     J = explicit(n=1000, l=1, m=100)
     with pytest.raises(nj.LayoutError, match="Save it as 'm n l'"):
         nj.save(tiled(J, 3), tmp_path / "jac.zarr", layout="(m n) l")
+    assert not list(tmp_path.iterdir())
     nj.save(tiled(J, 500), tmp_path / "jac.zarr", layout="(m n) l")
     np.testing.assert_array_equal(nj.open(tmp_path / "jac.zarr").to_array("(m n) l"), J.to_array("(m n) l"))
 

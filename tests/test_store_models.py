@@ -266,6 +266,7 @@ def test_batches_that_come_once_are_refused(path):
 def test_little_memory_is_an_error_that_says_how_much_works(path):
     with pytest.raises(nj.MemoryBudgetError) as found:
         nj.save(mlp(), samples(4), path, memory=100)
+    assert not partial_of(path).exists()
     nj.save(mlp(), samples(4), path, memory=found.value.least)
     np.testing.assert_allclose(nj.open(path).to_array("n l m"), by_tape(mlp(), samples(4)), rtol=1e-5, atol=1e-5)
 

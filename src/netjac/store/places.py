@@ -3,12 +3,43 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from os import PathLike
 from pathlib import Path
 
-from netjac.errors import StoreError
+from netjac.errors import DataError, StoreError
 from netjac.store import manifest
 
 _ROOT = "zarr.json"
+
+
+def local(path: str | PathLike[str]) -> Path:
+    """The path of a folder, absolute.
+
+    Raises
+    ------
+    DataError
+        It is an address on a network: renaming, locking and bringing to the disk are what a file system does.
+    """
+    if "://" in str(path):
+        raise DataError(
+            f"a store is a folder of a file system, and {str(path)!r} is none; copy it there when it is whole."
+        )
+    return Path(path).absolute()
+
+
+@contextmanager
+def left_clean(partial: Path) -> Iterator[None]:
+    """Remove the folder on an error before anything was begun in it; whoever calls holds the journal's lock."""
+    try:
+        yield
+    except BaseException:
+        if {entry.name for entry in partial.iterdir()} == {manifest.JOURNAL}:
+            with suppress(OSError):  # where an open file cannot be removed it stays, and does no harm
+                (partial / manifest.JOURNAL).unlink()
+                partial.rmdir()
+        raise
 
 
 def partial_of(target: Path) -> Path:

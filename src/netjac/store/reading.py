@@ -23,7 +23,7 @@ from netjac.sites import Coverage
 from netjac.spaces import OutputSpace, ParameterSpace
 from netjac.store import chunks, manifest, records
 from netjac.store.backend import files
-from netjac.store.places import partial_of
+from netjac.store.places import local, partial_of
 
 
 class Reader:
@@ -287,5 +287,5 @@ def open(path: str | PathLike[str]) -> StoredJacobian:
         J = nj.open("jac.zarr")
         step = J.lstsq(-residual, damping=1e-3)
     """
-    reader = Reader(Path(path).absolute())
+    reader = Reader(local(path))
     return StoredJacobian(reader, reader.spaces()[1], reader.y())

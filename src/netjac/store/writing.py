@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from os import PathLike
-from pathlib import Path
 from typing import Any, overload
 
 from netjac import api, planning
@@ -124,9 +123,10 @@ def save(
         raise DtypeError(f"netjac.save needs the path of the store, and got {type(path).__name__}.")
     if isinstance(source, JacobianOperator) and data is not None:
         raise DtypeError("a Jacobian has its data already: netjac.save(J, path), or netjac.save(model, data, path).")
-    hidden(progress)  # refused before any work
+    target = places.local(path)
+    hidden(progress)  # refused before any work, as is all that follows here
     budget = planning.memory_bytes(MEMORY if memory is None else memory)
-    compressors = files().codecs(compression)  # refused before any work
+    compressors = files().codecs(compression)
     arrangement = None if layout == "factored" else parse(layout)
     given = None if isinstance(source, JacobianOperator) else _sliced(data)
     asked = {
@@ -134,12 +134,11 @@ def save(
         "layout": layout if arrangement is None else _pattern(arrangement),
         "compression": compression,
     }
-    target = Path(path).absolute()
     if beginning.is_there(target, asked, overwrite):
         return
     partial = places.partial_of(target)
     partial.mkdir(parents=True, exist_ok=True)
-    with manifest.Journal(partial / manifest.JOURNAL) as journal:
+    with manifest.Journal(partial / manifest.JOURNAL) as journal, places.left_clean(partial):
         start = beginning.begun(partial, asked, overwrite)
         if start is None:
             journal.clear()
