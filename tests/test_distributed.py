@@ -127,6 +127,22 @@ def test_parts_are_jacobians_on_the_cluster(J, dense, rng):
     np.testing.assert_allclose(last.to_array("n l m"), dense[:, :, -L:], **EXACT)
 
 
+def test_a_tree_of_two_levels(client, model, x, dense, rng):
+    u = rng.normal(size=N * L)
+    J = nj.distributed.jacobian(model, x, client=client, tiles=N)
+    np.testing.assert_allclose(J.T @ u, dense.reshape(N * L, -1).T @ u, **EXACT)
+
+
+def test_a_float32_network_in_float64(client, x):
+    w = tf.Variable([[0.1], [0.2], [0.3]])  # float32
+    evaluator = nj.distributed.evaluator(lambda x: tf.tanh(x @ w), x, variables=[w], client=client, tiles=2)
+    theta = evaluator.parameters.ravel()
+    assert theta.dtype == np.float64
+    J = evaluator.evaluate(theta + 1e-10)  # a step that float32 would lose
+    wanted = (1 - np.tanh(x @ (theta + 1e-10)) ** 2)[:, None] * x
+    np.testing.assert_allclose(J.to_array(), wanted, rtol=1e-14, atol=1e-15)
+
+
 def test_sums_are_taken_in_float64():
     parts = [np.array([value], np.float32) for value in (1e8, 1.0, -1e8)]
     assert worker.total(parts) == [1.0]
