@@ -249,3 +249,29 @@ def test_nothing_reaches_the_outputs() -> None:
 def test_the_input_itself_is_an_output() -> None:
     b = tf.Variable(RNG.normal(size=4), name="b")
     check(lambda x: {"x": x, "y": x * b}, X, [b], random=False)
+
+
+B = tf.Variable(RNG.normal(size=(4, 3)), name="b")
+ZERO_DERIVATIVES = {
+    "rounded": (lambda x: tf.round(x @ B), "Round"),
+    "compared": (lambda x: tf.cast(x @ B > 0, x.dtype), "Greater"),
+    "searched for": (
+        lambda x: tf.gather(tf.constant([1.0, 2.0, 4.0], x.dtype), tf.searchsorted(tf.zeros_like(x[:, :2]), x @ B)),
+        "LowerBound",
+    ),
+    "ranked": (lambda x: tf.one_hot(tf.argmax(x @ B, 1), 3, dtype=x.dtype), "ArgMax"),
+}
+
+
+@pytest.mark.parametrize("name", ["rounded", "compared", "searched for", "ranked"])
+def test_zero_columns_name_the_operation_that_makes_them(name: str) -> None:
+    f, operation = ZERO_DERIVATIVES[name]
+    J = check(f, X, [B], random=False)
+    assert not J.to_array().any()
+    (entry,) = J.coverage.entries
+    assert f"its derivative is zero at {operation}" in entry.reason
+
+
+def test_a_comparison_that_picks_a_branch_is_not_worth_a_note() -> None:
+    J = check(lambda x: tf.where(x @ B > 0, x @ B, 0.1 * (x @ B)), X, [B], random=False)
+    assert not J.coverage.notes

@@ -14,13 +14,17 @@ from netjac.sites import Coverage, CoverageEntry, SiteForm, Treatment
 from netjac.spaces import ParameterSpace
 from netjac.tensorflow import probe
 from netjac.tensorflow.groups import Group, group
-from netjac.tensorflow.match import Graph, Match, Unmatched, match, plain_name
+from netjac.tensorflow.match import SHAPES, Graph, Match, Unmatched, match, plain_name
 from netjac.tensorflow.survey import Survey
 from netjac.tensorflow.symbolic import Fallback
 from netjac.tensorflow.trace import Trace, argument_specs
 
 STEPS = frozenset({"Round", "Rint", "Floor", "Ceil", "Sign", "FloorDiv"})
 """Operations whose derivative is zero wherever it exists."""
+
+RANKS = frozenset({"ArgMax", "ArgMin", "Bucketize", "LowerBound", "UpperBound"})
+COMPARISONS = frozenset({"Greater", "GreaterEqual", "Less", "LessEqual", "Equal", "NotEqual"})
+"""Named only for weights that reach the outputs in no other way: a comparison mostly picks one of two branches."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +97,7 @@ def _coverage(
             CoverageEntry(segment.name, segment.shape, treatment, operation, operation_type, reason)
             for operation, operation_type, treatment, reason in uses
         ]
-    notes = dict.fromkeys(step for found in steps for step in found)
+    notes = dict.fromkeys(step for found in steps for step in found if step.partition(" ")[0] not in COMPARISONS)
     return Coverage(tuple(entries), tuple(f"derivative taken as zero at {step}, where it exists" for step in notes))
 
 
@@ -117,6 +121,8 @@ def _zero_derivatives(graph: Graph, parameters: Iterable[int]) -> list[list[str]
                 if operation.name in seen:
                     continue
                 seen.add(operation.name)
+                if operation.type in SHAPES:
+                    continue
                 if _is_step(operation):
                     steps[f"{operation.type} {plain_name(operation.name)!r}"] = None
                 else:
@@ -127,8 +133,9 @@ def _zero_derivatives(graph: Graph, parameters: Iterable[int]) -> list[list[str]
 
 def _is_step(operation: Any) -> bool:
     """Whether real numbers go in and what comes out changes in steps: rounded, ranked, made an integer."""
+    if not operation.inputs[0].dtype.is_floating:
+        return False
     if operation.type in STEPS:
         return True
-    ranks = operation.type in ("ArgMax", "ArgMin", "Bucketize")
-    casts = operation.type == "Cast" and operation.inputs[0].dtype.is_floating and operation.outputs[0].dtype.is_integer
-    return ranks or casts
+    casts = operation.type == "Cast" and operation.outputs[0].dtype.is_integer
+    return casts or operation.type in RANKS or operation.type in COMPARISONS

@@ -62,8 +62,9 @@ def per_sample(
 
 def _each(function: Callable[[Any], list[Any]], items: Any, trace: Trace, wanted: Sequence[Any]) -> list[Any]:
     """``function`` of every item, stacked: vectorised where TensorFlow can."""
-    if not trace.program.has_control_flow:  # TensorFlow's vectoriser stumbles over the derivatives of loops
-        with suppress(ValueError, TypeError, NotImplementedError):  # and of some other operations
+    # TensorFlow's vectoriser stumbles over the derivatives of loops, over sizes that values decide,
+    if not (trace.program.has_control_flow or trace.program.picks_rows):
+        with suppress(ValueError, TypeError, NotImplementedError):  # and over some other operations
             vectorised: list[Any] = vectorized_map(function, items)
             return vectorised
     looped: list[Any] = tf.map_fn(function, items, fn_output_signature=[w.dtype for w in wanted])

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from netjac.sites import SiteForm, dense_is_smaller
-from netjac.tensorflow.match import WITHOUT_DERIVATIVE, Graph, Match
+from netjac.tensorflow.match import WITHOUT_DERIVATIVE, Graph, Match, is_differentiable
 from netjac.tensorflow.survey import Survey
 from netjac.tensorflow.weights import Mix
 
@@ -70,7 +70,7 @@ def transparent_root(survey: Survey, graph: Graph, tensor: Any) -> Any:
             (operation, i)
             for operation in graph.consumers(tensor)
             if operation.type not in WITHOUT_DERIVATIVE
-            and any(survey.known(t) and t.dtype.is_floating for t in operation.outputs)
+            and any(survey.known(t) and is_differentiable(t.dtype) for t in operation.outputs)
             for i, operand in enumerate(operation.inputs)
             if operand.name == tensor.name
         ]

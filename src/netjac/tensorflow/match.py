@@ -21,12 +21,15 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from netjac.tensorflow.program import PICKS_ROWS
 from netjac.tensorflow.rules import Axes, Product, Unsupported, product
 from netjac.tensorflow.survey import LARGE, PREFIX, Survey
 from netjac.tensorflow.weights import Mix, Origin, WeightProduct, follow
 
 WITHOUT_DERIVATIVE = frozenset(["StopGradient", "PreventGradient", "ZerosLike", "OnesLike"])
 SHAPES = frozenset(["Shape", "ShapeN", "Size", "Rank"])
+RESTORES = frozenset(["ScatterNd", "TensorScatterUpdate", "TensorScatterAdd", "DynamicStitch", "ParallelDynamicStitch"])
+"""Operations that put rows in their places again, wherever they were taken from."""
 SAMPLES = "n"
 
 
@@ -115,6 +118,7 @@ class Graph:
             if tensor is not None:
                 self._visit(tensor.op)
         self.outputs = frozenset(tensor.name for tensor in outputs if tensor is not None)
+        self._picked = self._behind_picked_rows()
 
     def _is_fed(self, name: str) -> bool:
         return name in self.survey.program.inputs or name in self.survey.program.parameters
@@ -133,9 +137,32 @@ class Graph:
         """Operations the outputs depend on that take ``tensor``."""
         return [op for op in tensor.consumers() if op.name in self.order]
 
+    def _behind_picked_rows(self) -> frozenset[str]:
+        """The operations that work on rows which values of the samples picked or sorted: tensors by name."""
+        found: set[str] = set()
+        for name in self.order:
+            operation = self.survey.graph.get_operation_by_name(name)
+            if operation.type in RESTORES or operation.type in SHAPES:
+                continue
+            if _picks_rows(self.survey, operation) or any(tensor.name in found for tensor in operation.inputs):
+                found |= {tensor.name for tensor in operation.outputs}
+        return frozenset(found)
+
+    def holds_picked_rows(self, tensor: Any) -> bool:
+        """Whether it depends on the values of the samples which of them a tensor holds, or in which order."""
+        return tensor.name in self._picked
+
     def parameter(self, position: int) -> Any:
         """The tensor a parameter is fed through."""
         return self.survey._feeds[position]
+
+
+def _picks_rows(survey: Survey, operation: Any) -> bool:
+    """Whether values of the samples decide which of them come out, or in which order."""
+    held = [survey.batched(tensor) for tensor in operation.inputs if survey.known(tensor)]
+    if operation.type == "TopKV2":
+        return len(survey.shape(operation.inputs[0])) - 1 in held[0]
+    return operation.type in PICKS_ROWS and any(held)
 
 
 def match(survey: Survey, graph: Graph) -> tuple[list[Match], list[Unmatched]]:
@@ -169,11 +196,12 @@ def _edges(survey: Survey, graph: Graph, position: int) -> Iterator[Match | Unma
         if not _differentiable(survey, operation):
             continue
         operands = [i for i, tensor in enumerate(operation.inputs) if tensor.name in origins]
-        if _meets_data(survey, operation, operands):
-            for operand in operands:
-                yield _site(survey, position, operation, operand, origins[operation.inputs[operand].name])
-            continue
         try:
+            _refuse_irregular(graph, operation)
+            if _meets_data(survey, operation, operands):
+                for operand in operands:
+                    yield _site(survey, position, operation, operand, origins[operation.inputs[operand].name])
+                continue
             made = follow(survey, operation, origins)
         except Unsupported as error:
             yield Unmatched(position, plain_name(operation.name), operation.type, str(error))
@@ -187,7 +215,20 @@ def _differentiable(survey: Survey, operation: Any) -> bool:
     """Whether a derivative can pass: not into a shape, a comparison or stop_gradient."""
     if operation.type in WITHOUT_DERIVATIVE:
         return False
-    return any(tensor.dtype.is_floating or not survey.known(tensor) for tensor in operation.outputs)
+    return any(is_differentiable(tensor.dtype) or not survey.known(tensor) for tensor in operation.outputs)
+
+
+def is_differentiable(dtype: Any) -> bool:
+    """Whether derivatives pass through tensors of this type."""
+    return bool(dtype.is_floating or dtype.is_complex)
+
+
+def _refuse_irregular(graph: Graph, operation: Any) -> None:
+    """Raise `Unsupported` for what no rule is made for, whatever the operation."""
+    if any(tensor.dtype.is_complex for tensor in operation.outputs):
+        raise Unsupported("its numbers are complex")
+    if any(graph.holds_picked_rows(tensor) for tensor in (*operation.inputs, *operation.outputs)):
+        raise Unsupported("the rows it works on are picked or sorted by values of the samples")
 
 
 def _meets_data(survey: Survey, operation: Any, operands: Sequence[int]) -> bool:

@@ -28,6 +28,11 @@ from netjac.tensorflow.precision import wide_tensor, widen
 
 Node = Any  # a NodeDef
 
+PICKS_ROWS = frozenset(
+    ["Where", "DynamicPartition", "Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2", "ListDiff"]
+)
+"""Operations with outputs of as many rows as values say."""
+
 
 @dataclass(frozen=True, eq=False)
 class Program:
@@ -60,6 +65,11 @@ class Program:
     def has_control_flow(self) -> bool:
         """Whether a loop or a branch is left in the graph."""
         return any(node.op in INPUT_TYPES for node in self.graph_def.node)
+
+    @property
+    def picks_rows(self) -> bool:
+        """Whether values decide about the number of rows of a tensor."""
+        return any(node.op in PICKS_ROWS for node in self.graph_def.node)
 
     @property
     def nodes(self) -> frozenset[str]:
