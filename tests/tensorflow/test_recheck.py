@@ -98,3 +98,19 @@ def test_a_branch_on_the_number_of_samples():
 def test_only_what_could_mix_is_checked_again(f, suspicious):
     w = kernel()
     assert rechecked(lambda x: f(x, w), X, [w]) is suspicious
+
+
+def test_arrays_of_tensors_and_tables_are_looked_over():
+    """They have no shape."""
+    w = kernel()
+    keys, values = tf.constant([0, 10], tf.int64), tf.constant([1, 3], tf.int64)
+    table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, values), 0)
+
+    def steps(x):
+        array = tf.TensorArray(x.dtype, size=2)
+        for i in range(2):
+            array = array.write(i, tf.tanh(x @ w) * float(i))
+        return tf.transpose(array.stack(), [1, 0, 2])
+
+    check(steps, X, variables=[w], random=False)
+    check(lambda i: tf.gather(w, table.lookup(i)), np.array([0, 10, 77]), variables=[w], random=False)

@@ -57,11 +57,11 @@ def suspect(survey: Survey, graph: Graph) -> Any | None:
 
 def _along(survey: Survey, operation: Any, held: tuple[int, ...]) -> bool:
     """Whether the operation works along an axis that holds samples."""
+    if operation.type not in ALONG_THE_LAST and operation.type not in ALONG_AN_AXIS:
+        return False
     rank = len(survey.shape(operation.inputs[0]))
     if operation.type in ALONG_THE_LAST:
         return rank - 1 in held
-    if operation.type not in ALONG_AN_AXIS:
-        return False
     named = tf.get_static_value(operation.inputs[ALONG_AN_AXIS[operation.type]])
     return named is None or any(int(axis) % rank in held for axis in np.ravel(named))
 
