@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import scipy.sparse
 import tensorflow as tf
 from oracles import check
 
@@ -17,6 +18,7 @@ L = keras.layers
 X = np.random.default_rng(0).normal(size=(5, 4)).astype("float32")
 W = tf.Variable(np.random.default_rng(1).normal(size=(4, 3)).astype("float32"), name="w")
 IDS = tf.Variable(np.arange(3), name="ids", trainable=False)
+OPEN = tf.Variable(W, shape=(4, None), name="open")
 
 
 def model() -> Any:
@@ -35,6 +37,23 @@ class NeverCalled(keras.Model):
 
     def call(self, x: Any) -> Any:
         return self.dense(x)
+
+
+def partly_built() -> Any:
+    class Partly(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = L.Dense(4), L.Dense(2, name="second")
+
+        def build(self, shape: Any) -> None:
+            self.first.build(shape)
+
+        def call(self, x: Any) -> Any:
+            return self.second(self.first(x))
+
+    result = Partly()
+    result.build((None, 4))
+    return result
 
 
 class ModuleWithoutCall(tf.Module):
@@ -92,6 +111,30 @@ BAD: dict[str, tuple[Callable[[], Any], type[Exception], type[Exception], str]] 
     "never built, a subclass": (lambda: nj.jacobian(NeverCalled(), X), nj.ModelError, ValueError, "never built"),
     "never built, a layer": (lambda: nj.jacobian(L.Dense(2), X), nj.ModelError, ValueError, "never built"),
     "never built, parameters": (lambda: nj.parameters(NeverCalled()), nj.ModelError, ValueError, "never built"),
+    "never built, some layers of a model": (
+        lambda: nj.jacobian(partly_built(), X),
+        nj.ModelError,
+        ValueError,
+        r"'second' \(Dense\)\. Call model\(x\) once",
+    ),
+    "a variable of open shape": (
+        lambda: nj.jacobian(lambda x: x @ OPEN, X, variables=[OPEN]),
+        nj.ShapeError,
+        ValueError,
+        "leaves sizes open",
+    ),
+    "x is a dataset": (
+        lambda: nj.jacobian(model(), tf.data.Dataset.from_tensors(X)),
+        nj.DtypeError,
+        TypeError,
+        "x holds a .*Dataset",
+    ),
+    "x is a sparse matrix of SciPy": (
+        lambda: nj.jacobian(model(), scipy.sparse.csr_array(X)),
+        nj.DtypeError,
+        TypeError,
+        "csr_array",
+    ),
     "not a model": (lambda: nj.jacobian(3, X), nj.ModelError, ValueError, "int"),
     "a module that cannot be called": (
         lambda: nj.jacobian(ModuleWithoutCall(), X),
@@ -233,6 +276,28 @@ def test_a_refusal_leaves_nothing_behind() -> None:
     with pytest.raises(nj.ShapeError):
         nj.jacobian(m, X[:, :3])
     check(m, X)
+
+
+class NotAllCalled(keras.Model):
+    """A model with layers that its call leaves out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = L.Dense(2)
+        self.unused = [L.Dense(3), keras.Sequential([L.LSTM(2)])]
+
+    def call(self, x: Any) -> Any:
+        return self.used(x)
+
+
+@pytest.mark.filterwarnings("ignore:`build\\(\\)` was called")  # Keras, of the layers left out
+def test_layers_that_are_never_called_are_no_obstacle() -> None:
+    m = NotAllCalled()
+    m(X)
+    check(m, X)
+    assert nj.parameters(m).size == 10
+    assert nj.input_jacobian(m, X).shape == (len(X), 2, 4)
+    assert nj.jacobian_tensor(m, X).shape == (2 * len(X), 10)
 
 
 def test_a_layer_serves_as_a_model() -> None:

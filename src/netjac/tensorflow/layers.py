@@ -19,9 +19,9 @@ def is_model(model: Any) -> bool:
     return isinstance(model, tuple(package.Model for package in packages()))
 
 
-def is_built(layer: Any) -> bool:
-    """Whether a layer and all in it have their weights."""
-    return bool(layer.built) and all(inner.built for inner in layer._flatten_layers(include_self=False))
+def unbuilt(layer: Any) -> list[Any]:
+    """The layers in ``layer``, itself included, without weights so far; those that its call leaves out stay so."""
+    return [inner for inner in layer._flatten_layers() if not inner.built]
 
 
 def inference(layer: Any) -> dict[str, bool]:

@@ -14,7 +14,7 @@ import tensorflow as tf
 from netjac.errors import DataError, DtypeError, ModelError, NetjacError, ShapeError
 from netjac.spaces import OutputSpace, ParameterSpace, Segment, lay_out
 from netjac.tensorflow.custom import forget_own_gradients
-from netjac.tensorflow.layers import inference, is_built, is_layer, is_model
+from netjac.tensorflow.layers import inference, is_layer, is_model, unbuilt
 from netjac.tensorflow.lifetime import registered_gradients
 from netjac.tensorflow.precision import wide_segments, wide_type
 from netjac.tensorflow.program import Program, flatten
@@ -67,6 +67,8 @@ def _as_batch(leaf: Any, floating: str | None) -> Any:
     if leaf is None:
         raise DtypeError("x, or one of its inputs, is None; give an array of shape (n, ...).")
     array = leaf if isinstance(leaf, tf.Tensor) else np.asarray(leaf)
+    if len(array.shape) == 0 and array.dtype == object:
+        raise DtypeError(f"x holds a {type(leaf).__name__}; give an array of shape (n, ...).")
     if len(array.shape) == 0:
         raise ShapeError("x must have a first axis of samples, and is a scalar; write x[None] for one sample.")
     if not isinstance(array, tf.Tensor):
@@ -96,9 +98,9 @@ class Trace:
 def trainable(model: Any, variables: Sequence[Any] | None) -> list[tuple[str, Any]]:
     """(name, tf.Variable) of what to differentiate with respect to; errors if there is nothing."""
     if variables is None:
-        if is_layer(model) and not is_built(model):
+        if is_layer(model) and (not model.built or (not model.trainable_variables and unbuilt(model))):
             raise ModelError(
-                f"the model {model.name!r} was never built; call model.build(input_shape) or model(x) first."
+                f"the model {model.name!r} was never built; call model(x), or model.build(input_shape), first."
             )
         variables = getattr(model, "trainable_variables", None)
         if variables is None:
@@ -136,6 +138,11 @@ def _resource(variable: Any) -> Any:
     if not inner.dtype.is_floating:
         raise DtypeError(
             f"the variable {_name(variable)!r} has dtype {inner.dtype.name}; derivatives need floating point."
+        )
+    if not inner.shape.is_fully_defined():
+        raise ShapeError(
+            f"the variable {_name(variable)!r} was declared with the shape {inner.shape}, which leaves sizes open, and "
+            "its columns must be counted; make it without shape=..., tf.Variable(value)."
         )
     return inner
 
@@ -182,6 +189,7 @@ def trace(model: Any, signature: Signature, parameters: ParameterSpace, wide: bo
 
     assert parameters.variables is not None
     known = registered_gradients()
+    without_weights = unbuilt(model) if is_layer(model) else []
     with _TRACING, unrolled():
         try:
             concrete = _concrete(flat, specs)
@@ -194,6 +202,12 @@ def trace(model: Any, signature: Signature, parameters: ParameterSpace, wide: bo
                 "operations throughout: .numpy() and NumPy's functions have no derivative here."
                 f"{fixed_samples(model)}"
             ) from error
+    late = [f"{layer.name!r} ({type(layer).__name__})" for layer in without_weights if layer.built]
+    if late:
+        raise ModelError(
+            f"the model {model.name!r} calls layers that were never built, and had no weights until now: "
+            f"{', '.join(late)}. Call model(x) once before it is given to netjac."
+        )
     outputs, template = _outputs(concrete.structured_outputs)
     inputs = concrete.inputs[: len(specs)]
     traced = concrete.graph.get_operations()
