@@ -243,6 +243,24 @@ def test_a_plain_function_with_nested_tapes() -> None:
     np.testing.assert_allclose(J.columns("v").to_array()[2::3], expected, rtol=1e-12)
 
 
+def test_a_batch_jacobian_in_the_call() -> None:
+    """TensorFlow vectorises it: rows by output, then by sample, and in the last layer the same for every sample."""
+    W, b, v = (
+        tf.Variable(tf.zeros(s, tf.float64), name=name) for name, s in (("W", (3, 4)), ("b", (4,)), ("v", (4, 2)))
+    )
+    randomise([W, b, v])
+
+    def f(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.tanh(x @ W + b) @ v
+        return tape.batch_jacobian(y, x)
+
+    J = check(f, data(3), [W, b, v])
+    assert set().union(*treatments(J).values()) <= {"factored", "collapsed", "unreached"}, str(J.coverage)
+    assert not J.coverage.notes  # sizes are computed by integer division, which is no rounding of numbers
+
+
 def test_the_oracle_sees_the_inner_tape() -> None:
     """Against a derivative by hand: y = d/dx (w x²) = 2 w x, so dy/dw = 2 x."""
     w = tf.Variable([0.7], dtype=tf.float64)
