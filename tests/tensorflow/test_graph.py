@@ -404,6 +404,10 @@ def test_errors_say_what_to_do() -> None:
         graph.jacobian(tf.ensure_shape(unknown, (None, 3)) @ w, w)
     with pytest.raises(nj.ShapeError, match="all sizes but the first"):
         graph.jacobian(tf.ensure_shape(v1.placeholder(tf.float32, (None, None)), (None, 3)) @ w, w)
+    with tf.Graph().as_default():
+        elsewhere = tf.compat.v1.placeholder(tf.float32, (None, 3))
+    with pytest.raises(nj.ModelError, match="belongs to another graph"):
+        graph.jacobian(y, elsewhere)
     with pytest.raises(nj.ModelError, match="jacobian_tensor"):
         graph.jacobian(EAGER, EAGER)
 

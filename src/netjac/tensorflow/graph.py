@@ -236,6 +236,8 @@ def _request(ys: Any, xs: Sequence[Any], inputs: Any) -> _Request:
     sampled: list[int] = []
     plain: list[int] = []
     for i, x in enumerate(xs):
+        if isinstance(x, tf.Tensor) and getattr(x, "graph", None) is not ys.graph:
+            raise ModelError(f"one of xs, {x.name!r}, belongs to another graph than ys, {ys.name!r}.")
         dtype = tf.as_dtype(x.dtype).base_dtype
         if not dtype.is_floating:
             raise DtypeError(
