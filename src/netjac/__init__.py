@@ -112,7 +112,6 @@ def __getattr__(name: str) -> _Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-
 __all__ = [
     "jacobian",
     "input_jacobian",

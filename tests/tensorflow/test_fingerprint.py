@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+from types import ModuleType
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from oracles import check
 
@@ -78,6 +80,59 @@ def test_objects_with_attributes_and_helpers_defined_again():
         follows(f)
         model.gain = -2.0
         follows(f)
+
+
+class Settings:
+    def __init__(self, gain: float) -> None:
+        self.gain = gain
+
+
+class Slotted:
+    __slots__ = ("gain",)
+
+    def __init__(self, gain: float) -> None:
+        self.gain = gain
+
+
+@pytest.mark.parametrize("base", [keras.layers.Layer, tf.Module])
+def test_what_layers_of_ones_own_keep_for_themselves(base):
+    class Own(base):
+        shared = 1.0
+
+        def __init__(self) -> None:
+            super().__init__()
+            self._gain, self.settings, self.slotted = 1.0, Settings(1.0), Slotted(1.0)
+
+        def __call__(self, x, **named):
+            return self.shared * self._gain * self.settings.gain * self.slotted.gain * (x @ W)
+
+    own = Own()
+    own.built = True
+    follows(own, [W])
+    own._gain = 2.0
+    follows(own, [W])
+    own.settings.gain = 3.0
+    follows(own, [W])
+    own.slotted.gain = -1.0
+    follows(own, [W])
+    Own.shared = 0.5
+    follows(own, [W])
+
+
+def test_modules_sets_and_slots_that_a_function_reads():
+    module, chosen, slotted = ModuleType("settings"), {1.0}, Slotted(2.0)
+    module.gain = 1.0
+
+    def f(x):
+        return module.gain * sum(chosen) * slotted.gain * (x @ W)
+
+    follows(f)
+    module.gain = 3.0
+    follows(f)
+    chosen.add(4.0)
+    follows(f)
+    slotted.gain = -1.0
+    follows(f)
 
 
 def test_a_trace_that_is_not_stale_is_kept():

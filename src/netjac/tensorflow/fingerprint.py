@@ -1,16 +1,16 @@
 """What a trace took from Python as constants: when it changes, the trace is stale and is made anew.
 
 A trace sees numbers, flags, activation functions and NumPy arrays as they are at that moment. Their fingerprint is
-taken right after tracing and compared at each later call. It covers attributes of layers and modules, and closures,
-defaults, arguments and global names of functions, with what these hold up to a few levels deep. Values of variables are
-no part of it: they are read at each evaluation.
+taken right after tracing and compared at each later call. It covers attributes of layers and modules and of their own
+classes, and closures, defaults, arguments and global names of functions, with what these hold up to a few levels deep.
+Values of variables are no part of it: they are read at each evaluation.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from types import CodeType, FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import keras
@@ -31,17 +31,40 @@ def fingerprint(model: Any) -> Any:
 
 
 def _attributes(owner: Any) -> Any:
-    """The public attributes that are constants, of a layer or a module."""
+    """The attributes that are constants, of a layer or a module; of those that libraries keep for themselves, none."""
     found = []
-    for name, value in vars(owner).items():
-        if name[0] != "_":
+    classes = _own_classes(type(owner))
+    private = _kept_by_libraries() if classes else None
+    attributes = [pair for kind in classes for pair in vars(kind).items() if type(pair[1]) in (bool, int, str, float)]
+    for name, value in (*vars(owner).items(), *attributes):
+        if name[0] != "_" or (private is not None and name[:2] != "__" and name not in private):
             if type(value) in (bool, int, str, float) or value is None:
                 found.append((name, value))
             elif isinstance(value, (list, tuple, dict, np.ndarray)):
                 found.append((name, _of_plain(value)))
             elif callable(value) or isinstance(value, tf.Tensor):
                 found.append((name, id(value)))
+            elif _own_classes(type(value)) and not isinstance(value, tf.Module):
+                found.append((name, _of_plain(_held(value))))
     return (id(owner), tuple(found))
+
+
+def _own_classes(kind: type) -> tuple[type, ...]:
+    """Of a class and its bases, those that no library defines."""
+    return () if _is_library(kind) else tuple(base for base in kind.__mro__ if not _is_library(base))
+
+
+def _held(value: Any) -> dict[str, Any]:
+    """The attributes of an object, those in slots too."""
+    slots = [name for kind in _own_classes(type(value)) for name in getattr(kind, "__slots__", ())]
+    named = {name: getattr(value, name) for name in slots if name[:2] != "__" and hasattr(value, name)}
+    return named | getattr(value, "__dict__", {})
+
+
+@functools.cache
+def _kept_by_libraries() -> frozenset[str]:
+    """Names of the attributes that every layer, model and module has; some change from call to call."""
+    return frozenset(name for owner in (keras.layers.Layer(), keras.Model(), tf.Module()) for name in vars(owner))
 
 
 def _of_plain(value: Any) -> Any:
@@ -69,15 +92,13 @@ def _of(value: Any, depth: int) -> Any:
         return (_of(value.func, depth), _of_all(value.args, depth), _of_all(value.keywords.items(), depth))
     if isinstance(value, (list, tuple)):
         return (type(value), _of_all(value, depth))
+    if isinstance(value, (set, frozenset)):
+        return (type(value), frozenset(_of_all(value, depth)))
     if isinstance(value, dict):
         return _of_all(value.items(), depth)
     if isinstance(value, keras.layers.Layer):
         return fingerprint(value)
-    if (
-        isinstance(value, type)
-        or not hasattr(value, "__dict__")
-        or type(value).__module__ in ("builtins", "tensorflow")
-    ):
+    if isinstance(value, type) or type(value).__module__ in ("builtins", "tensorflow"):
         return id(value)
     python = getattr(value, "python_function", None)  # of a tf.function
     if isinstance(python, FunctionType):
@@ -86,7 +107,7 @@ def _of(value: Any, depth: int) -> Any:
         return tuple(_attributes(module) for module in (value, *value.submodules))
     if type(value).__module__.partition(".")[0] in ("tensorflow", "keras", "numpy"):
         return id(value)
-    return (id(value), _of_all(vars(value).items(), depth))
+    return (id(value), _of_all(_held(value).items(), depth))
 
 
 def _of_all(values: Iterable[Any], depth: int) -> Any:
@@ -97,7 +118,9 @@ def _of_function(function: FunctionType, depth: int) -> Any:
     cells = [cell.cell_contents for cell in function.__closure__ or () if not _is_empty(cell)]
     names = _names(function.__code__)
     read = [function.__globals__[name] for name in names if name in function.__globals__]
-    read = [value for value in read if not _is_library(value)]
+    for module in [value for value in (*read, *cells) if isinstance(value, ModuleType) and not _is_library(value)]:
+        read += [vars(module)[name] for name in names if name in vars(module)]
+    read = [value for value in read if not (isinstance(value, ModuleType) or _is_library(value))]
     return (
         id(function.__code__),
         _of_all(cells, depth),
@@ -124,11 +147,6 @@ def _names(code: CodeType) -> tuple[str, ...]:
 
 
 def _is_library(value: Any) -> bool:
-    """Modules and what libraries define do not change."""
+    """What libraries define does not change."""
     home = getattr(value, "__module__", None) or getattr(value, "__name__", "")
-    return type(value).__name__ == "module" or str(home).partition(".")[0] in (
-        "tensorflow",
-        "keras",
-        "numpy",
-        "builtins",
-    )
+    return str(home).partition(".")[0] in ("tensorflow", "keras", "tf_keras", "numpy", "builtins")
