@@ -366,7 +366,7 @@ def test_a_trial_point_without_a_finite_residual_is_never_the_best(method: str) 
 
 def test_start_without_finite_residual() -> None:
     model, problem = decay(nan_when=lambda theta: True)
-    with pytest.raises(DataError, match="30 of 30 residuals are not finite at the present parameters"):
+    with pytest.raises(DataError, match="30 of 30 residuals are not finite at the start"):
         problem.solve()
     np.testing.assert_array_equal(model.parameters.ravel(), [1.0, 0.2])
 

@@ -271,8 +271,11 @@ def test_what_a_callback_raises_goes_on() -> None:
 
 
 def test_signatures() -> None:
-    result = scipy.optimize.OptimizeResult(x=np.ones(2))
-    assert own_callbacks.by_result(lambda intermediate_result: intermediate_result)(result) is result
+    result = scipy.optimize.OptimizeResult(x=np.ones(2), fun=3.0)
+    shown = own_callbacks.by_result(lambda intermediate_result: intermediate_result)(result)
+    assert shown.fun == 3.0
+    np.testing.assert_array_equal(shown.x, result.x)
+    assert shown.x is not result.x  # what is written into it changes nothing
     assert own_callbacks.by_result(lambda xk: xk.sum())(result) == 2
     assert own_callbacks.by_result(lambda x, s: (x.sum(), s), with_state=True)(result) == (2, result)
     assert own_callbacks.stops(None) is None
