@@ -31,21 +31,28 @@ def fingerprint(model: Any) -> Any:
 
 
 def _attributes(owner: Any) -> Any:
-    """The attributes that are constants, of a layer or a module; of those that libraries keep for themselves, none."""
+    """The attributes that are constants, of a layer or a module.
+
+    Of private ones, those that its own classes add to a library's, and no whole numbers, lists or objects: these count
+    and record calls, and to follow them would be to trace at every one.
+    """
     found = []
     classes = _own_classes(type(owner))
     private = _kept_by_libraries() if classes else None
     attributes = [pair for kind in classes for pair in vars(kind).items() if type(pair[1]) in (bool, int, str, float)]
     for name, value in (*vars(owner).items(), *attributes):
-        if name[0] != "_" or (private is not None and name[:2] != "__" and name not in private):
-            if type(value) in (bool, int, str, float) or value is None:
-                found.append((name, value))
-            elif isinstance(value, (list, tuple, dict, np.ndarray)):
+        if name[0] == "_":
+            own = private is not None and name[:2] != "__" and name not in private
+            if own and (type(value) in (bool, str, float) or isinstance(value, np.ndarray)):
                 found.append((name, _of_plain(value)))
-            elif callable(value) or isinstance(value, tf.Tensor):
-                found.append((name, id(value)))
-            elif _own_classes(type(value)) and not isinstance(value, tf.Module):
-                found.append((name, _of_plain(_held(value))))
+        elif type(value) in (bool, int, str, float) or value is None:
+            found.append((name, value))
+        elif isinstance(value, (list, tuple, dict, np.ndarray)):
+            found.append((name, _of_plain(value)))
+        elif callable(value) or isinstance(value, tf.Tensor):
+            found.append((name, id(value)))
+        elif _own_classes(type(value)) and not isinstance(value, tf.Module):
+            found.append((name, _of_plain(_held(value))))
     return (id(owner), tuple(found))
 
 
