@@ -201,3 +201,24 @@ def test_a_callback_that_writes_into_its_vector_does_not_reach_the_model(rng: np
     result = problem.solve("trf", callback=vandal)
     np.testing.assert_allclose(0.5 * np.sum(problem.fun(weights(model)) ** 2), result.cost, rtol=1e-12)
     np.testing.assert_array_equal(weights(model), result.x)
+
+
+def test_the_scale_is_one_for_networks_and_that_of_the_columns_for_formulas() -> None:
+    x = np.linspace(-1, 1, 9)[:, None]
+    network = keras.Sequential([keras.Input((1,)), keras.layers.Dense(2, "tanh"), keras.layers.Dense(1)])
+    c = tf.Variable([1.0, 2.0], dtype="float64")
+
+    def formula(x: Any) -> Any:
+        return c[0] * tf.exp(c[1] * x)
+
+    for problem, natural, other in (
+        (nj.LeastSquares(network, x, x), 1.0, "jac"),
+        (nj.LeastSquares(formula, x, x, variables=[c]), "jac", 1.0),
+    ):
+        start = problem.x0
+        ends = [
+            problem.solve("netjac", x_scale=scale, linear_solver="normal", max_nfev=4, x0=start).x
+            for scale in (None, natural, other)
+        ]
+        np.testing.assert_array_equal(ends[0], ends[1])
+        assert not np.array_equal(ends[0], ends[2])

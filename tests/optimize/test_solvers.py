@@ -385,3 +385,24 @@ def test_verbose_prints_the_iteration(capsys: pytest.CaptureFixture[str]) -> Non
     assert "damping" in lines[0]
     assert len(lines) == 1 + result.njev + 2
     assert result.linear_solver in lines[-1]
+
+
+@pytest.mark.parametrize("solver", ["svd", "normal"])
+def test_columns_that_a_robust_loss_makes_tiny_do_not_end_the_fit(solver: str) -> None:
+    """At the start the loss weighs all rows to almost nothing, and with them the columns that are the scale."""
+    x = np.linspace(-1, 1, 12)
+    y = np.sin(2 * x) + 0.3
+    y[5] += 3
+    powers = np.stack([np.ones_like(x), x, x**2, x**3], axis=1)
+
+    def fun(c: Array) -> Array:
+        return powers @ c[:4] + np.exp(c[4] * x) - y
+
+    def jac(c: Array) -> Array:
+        return np.concatenate([powers, (x * np.exp(c[4] * x))[:, None]], axis=1)
+
+    start = [0.1, 0.2, -0.1, 0.05, 0.3]
+    options: dict[str, Any] = {"loss": "cauchy", "f_scale": 0.1}
+    result = nj.least_squares(fun, start, jac, linear_solver=solver, **options)
+    assert result.cost <= scipy.optimize.least_squares(fun, start, jac, **options).cost * 1.01
+    assert result.optimality < 1e-3

@@ -78,6 +78,10 @@ class Control(ABC):
     def accepted(self, state: State, gain: float, length: float) -> State:
         """After a step of scaled length ‖s / d‖ that reduced the cost by ``gain`` times what was predicted."""
 
+    def widens(self, state: State, gain: float, length: float) -> bool:
+        """Whether the length of an accepted step was the border's and not the problem's, and the next may be longer."""
+        return False
+
     @abstractmethod
     def rejected(self, state: State, length: float) -> State:
         """After a step that was not taken, or could not be computed (length 0)."""
@@ -138,10 +142,13 @@ class Region(Control):
             step = step * (radius / trial.length)
         return step, replace(state, damping=damping)
 
+    def widens(self, state: State, gain: float, length: float) -> bool:
+        return gain > 0.75 and length > 0.95 * state.radius
+
     def accepted(self, state: State, gain: float, length: float) -> State:
         if gain < 0.25:
             return self._resized(state, 0.25 * length)
-        if gain > 0.75 and length > 0.95 * state.radius:
+        if self.widens(state, gain, length):
             return self._resized(state, 2 * state.radius)
         return state
 

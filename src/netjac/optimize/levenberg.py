@@ -125,7 +125,7 @@ class Iteration:
         state = replace(self.state, njev=self.state.njev + 1)
         first = state.njev == 1
         if self._by_columns or first:
-            norms = column_norms(model)
+            norms = column_norms(Linearisation(J, model.r, model.g))
             if self._by_columns:
                 state = replace(state, norms=norms if state.norms is None else np.maximum(state.norms, norms))
             if first:
@@ -173,8 +173,10 @@ class Iteration:
                 gain = reduction / predicted if predicted > 0 and np.isfinite(new.cost) else -1.0
                 self.state = replace(self.state, nfev=self.state.nfev + 1)
                 # A step made short by rejections says nothing about convergence in the cost.
-                by_f = abs(reduction) < ftol * cost and gain > 0.25 and not rejected
-                by_x = length < xtol * (xtol + float(np.linalg.norm(x)))
+                # Nor does one that was held on the border of a region which it now widens.
+                held = control.widens(self.state, gain, scaled) and reduction > 0
+                by_f = abs(reduction) < ftol * cost and gain > 0.25 and not (rejected or held)
+                by_x = not held and length < xtol * (xtol + float(np.linalg.norm(x)))
                 status = 4 if by_f and by_x else 2 if by_f else 3 if by_x else None
                 if gain > _LEAST_GAIN and reduction > 0:
                     state = control.accepted(self.state, gain, scaled)

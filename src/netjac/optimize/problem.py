@@ -166,6 +166,7 @@ class LeastSquares(Problem[_Evaluation]):
         evaluator = network_evaluator(model, x, variables, trainable, dtype)
         source = sources.made(evaluator, y, residual, extra, weights, check)
         self._set_up(source, prior, bounds, jac, curvature)
+        self._x_scale = 1.0 if variables is None else None
 
     @classmethod
     def from_evaluator(
@@ -221,7 +222,9 @@ class LeastSquares(Problem[_Evaluation]):
         """
         from netjac.optimize import joint  # which makes a problem of what it finds in these
 
-        return joint.join(problems, jac)
+        problem = joint.join(problems, jac)
+        problem._x_scale = 1.0 if all(part._x_scale for part in problems) else None
+        return problem
 
     @classmethod
     def _of(cls, source: Source, prior: Any, bounds: Any, jac: str, curvature: str) -> Self:
@@ -240,6 +243,8 @@ class LeastSquares(Problem[_Evaluation]):
         self._f_scale = 1.0
         self._stop: BaseException | None = None
         self._prepare(source.space, source.extra, bounds, prior)
+
+    _x_scale: float | None = None  # of netjac's solver, where none is asked for
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -410,9 +415,12 @@ class LeastSquares(Problem[_Evaluation]):
             parameters, and honours no bounds.
         x0 : (M,), optional
             The start, moved into the bounds; by default the model's present parameters.
-        max_nfev, ftol, xtol, gtol, x_scale, f_scale, tr_solver, tr_options, verbose
+        max_nfev, ftol, xtol, gtol, f_scale, tr_solver, tr_options, verbose
             Handed to the solver as they are. SciPy's remaining options concern finite differences and arguments of
             functions, and do not apply.
+        x_scale
+            Handed to the solver. By default "netjac" takes 1 for a network, whose weights are of one size, and "jac"
+            for a formula (a callable with ``variables``), whose parameters need not be.
         linear_solver
             Of "netjac"; see `netjac.least_squares`.
         callback
@@ -475,6 +483,8 @@ class LeastSquares(Problem[_Evaluation]):
         given = self._given(x0, resume)
         options.check_linear_solver(method, linear_solver)
         form = self._form if jac is None else jac
+        if method == "netjac" and x_scale is None:
+            x_scale = self._x_scale
 
         def which() -> Fit:
             about = self._identity(method, limits) | {"data": digest(*self._source.known)}
