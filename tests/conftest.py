@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -34,3 +35,9 @@ def _seeds() -> None:
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(0)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def ctrl_c_interrupts() -> None:
+    """A shell starts background jobs with SIGINT ignored, and Python then leaves it so: Ctrl-C under test needs it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)

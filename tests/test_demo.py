@@ -30,7 +30,7 @@ def test_says_what_it_does(demo: tuple[str, Path]) -> None:
         "derivative agrees with central differences",
         "hidden/kernel",
         "factored",
-        "step   0",
+        "iteration   0",
         "has the shape (5700, 5)",
         "entries that are not zero",
         "[[1. 1. 1.]",

@@ -202,7 +202,7 @@ def trace(model: Any, signature: Signature, parameters: ParameterSpace, wide: bo
                 "operations throughout: .numpy() and NumPy's functions have no derivative here."
                 f"{fixed_samples(model)}"
             ) from error
-    late = [f"{layer.name!r} ({type(layer).__name__})" for layer in without_weights if layer.built]
+    late = [f"{layer.name!r} ({type(layer).__name__})" for layer in without_weights if layer.built and layer.weights]
     if late:
         raise ModelError(
             f"the model {model.name!r} calls layers that were never built, and had no weights until now: "
