@@ -61,8 +61,8 @@ Examples
     J.lstsq(-residual, damping=1e-3)       # a Levenberg–Marquardt step
 
     problem = nj.LeastSquares(model, x, y)
-    scipy.optimize.least_squares(problem.fun, problem.x0, problem.jac)
-    print(nj.uncertainty(problem).summary())  # standard errors by name
+    result = scipy.optimize.least_squares(problem.fun, problem.x0, problem.jac)
+    print(nj.uncertainty(problem, result).summary())  # standard errors by name
 """
 
 from importlib import import_module as _import_module

@@ -276,7 +276,7 @@ class Plan:
             "Jacobian": f"{self.n} samples × {self.l} outputs × {self.m} parameters, {self.dtype}",
             "factors": in_words(self.factors),
             "dense matrix": in_words(self.dense),
-            "memory budget": "no limit" if self.budget is None else in_words(self.budget),
+            "memory budget": "half of what is free" if self.budget is None else in_words(self.budget),
             "tiles": tiles,
             "predicted peak": in_words(self.peak),
         }

@@ -209,6 +209,8 @@ def check_weights(weights: ArrayLike) -> NDArray[np.float64]:
     if array.dtype.kind not in "fiub":
         raise DtypeError(f"weights must be real numbers, and have dtype {array.dtype}.")
     targets.check_unmasked(weights, "weights")
+    if not array.ndim:
+        raise ShapeError("weights must be of shape (n,) or (n, l), one for each sample or residual, and is one number.")
     if not (np.all(np.isfinite(array)) and np.all(array >= 0)):
         raise DataError("weights must be finite and not negative: each multiplies the square of its residual.")
     return array.astype(np.float64)

@@ -7,7 +7,7 @@ freed after its last use; and operations that work entry by entry write into an 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import prod
@@ -124,13 +124,12 @@ def _steps(graph: Any, given: Sequence[Any], results: Sequence[Any]) -> tuple[li
     steps = []
 
     def named(tensor: Any) -> str:
-        return f"{same[tensor.op.name]}:{tensor.value_index}"
+        return f"{same.get(tensor.op.name, tensor.op.name)}:{tensor.value_index}"
 
-    for op in graph.get_operations():
-        if op.name not in needed:
-            continue
+    for op in _in_order(op for op in graph.get_operations() if op.name in needed):
         inputs = [named(tensor) for tensor in op.inputs]
-        after = {same[source.name] for source in [*(tensor.op for tensor in op.inputs), *op.control_inputs]}
+        sources = [*(tensor.op for tensor in op.inputs), *op.control_inputs]
+        after = {same.get(source.name, source.name) for source in sources}
         same[op.name] = op.name
         if op.name not in free and not op.control_inputs:
             attributes = tuple(sorted((k, v.SerializeToString()) for k, v in op.node_def.attr.items()))
@@ -140,6 +139,26 @@ def _steps(graph: Any, given: Sequence[Any], results: Sequence[Any]) -> tuple[li
             outputs = [(f"{op.name}:{i}", 0 if none else _bytes(tensor)) for i, tensor in enumerate(op.outputs)]
             steps.append(_Step(op.name, op.type, inputs, after, outputs))
     return steps, [named(tensor) for tensor in results]
+
+
+def _in_order(operations: Iterable[Any]) -> Iterator[Any]:
+    """The operations in the order given, but each after all it depends on: control inputs may be made later than it."""
+    done: set[str] = set()
+    waiting = list(operations)
+    names = {op.name for op in waiting}
+    while waiting:
+        late = []
+        for op in waiting:
+            before = {source.name for source in [*(tensor.op for tensor in op.inputs), *op.control_inputs]} & names
+            if before <= done:
+                done.add(op.name)
+                yield op
+            else:
+                late.append(op)
+        if len(late) == len(waiting):  # a loop of the old kind, which goes round
+            yield from late
+            return
+        waiting = late
 
 
 def _behind(results: Sequence[Any]) -> set[str]:
