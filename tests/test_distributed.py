@@ -241,7 +241,7 @@ def test_a_fit_with_factors_on_the_workers(client, x, targets):
     wanted = nj.LeastSquares(here, x, targets).solve("netjac", max_nfev=12)
     evaluator = nj.distributed.evaluator(there, x, client=client, tiles=4)
     problem = nj.LeastSquares.from_evaluator(evaluator, targets, jac="operator")
-    found = problem.solve("netjac", max_nfev=12)
+    found = problem.solve("netjac", max_nfev=12, x_scale=1.0)
     np.testing.assert_allclose(found.cost, wanted.cost, rtol=1e-8)
     np.testing.assert_allclose(found.x, wanted.x, rtol=1e-6)
     np.testing.assert_array_equal(nj.parameters(there).ravel(), found.x)

@@ -197,4 +197,5 @@ def least_squares(
     known = tuple(leaf for leaf in leaves(given) if isinstance(leaf, np.ndarray))
     source = OnWorkers(placed, worker.Fit(residual, extra), check, known)
     problem = LeastSquares._of(source, prior, bounds, "dense" if method != "netjac" else "operator", "gauss-newton")
+    problem._x_scale = 1.0 if variables is None else None  # as in LeastSquares: a network's weights are of one size
     return problem.solve(method, **options)
