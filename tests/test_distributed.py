@@ -36,7 +36,7 @@ EXACT = {"rtol": 1e-11, "atol": 1e-12}
 def client():
     # A worker that is slow to restart is waited for: Dask would strike it off after 15 s.
     with dask.config.set({"distributed.deploy.lost-worker-timeout": "10 minutes"}):
-        cluster = distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None)
+        cluster = distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0")
         with cluster, cluster.get_client() as found:
             yield found
 
