@@ -14,7 +14,7 @@ from netjac.distributed.evaluation import DistributedEvaluator
 from netjac.distributed.fit import OnWorkers
 from netjac.distributed.placing import TILE_BYTES, place
 from netjac.distributed.tiles import DistributedJacobian
-from netjac.optimize.options import OptionError
+from netjac.optimize.options import OptionError, natural_scale
 from netjac.optimize.problem import LeastSquares
 from netjac.optimize.sources import check_weights
 
@@ -196,6 +196,7 @@ def least_squares(
     placed = place(model, x, given, client, tiles, memory, variables, trainable, dtype, build)
     known = tuple(leaf for leaf in leaves(given) if isinstance(leaf, np.ndarray))
     source = OnWorkers(placed, worker.Fit(residual, extra), check, known)
-    problem = LeastSquares._of(source, prior, bounds, "dense" if method != "netjac" else "operator", "gauss-newton")
-    problem._x_scale = 1.0 if variables is None else None  # as in LeastSquares: a network's weights are of one size
+    problem = LeastSquares._of(
+        source, prior, bounds, "dense" if method != "netjac" else "operator", "gauss-newton", natural_scale(variables)
+    )
     return problem.solve(method, **options)

@@ -79,7 +79,7 @@ class Network:
     def _unpack(self) -> tuple[Any, Any]:
         try:
             first, variables = pickle.loads(self.pickled)
-        except Exception as error:
+        except Exception as error:  # unpickling runs whatever code the model brings
             raise WorkerError(
                 f"the model arrived and cannot be put together here ({type(error).__name__}: {error}). The worker "
                 "needs the packages that the model's code is in; or give build=, a function that makes the model on "
@@ -172,7 +172,7 @@ def located(samples: slice) -> Iterator[None]:
         yield
     except NetjacError as error:
         raise type(error)(f"{name(samples)}: {error}") from error
-    except Exception as error:
+    except Exception as error:  # of a person's model or function; said again with the samples
         raise WorkerError(f"{name(samples)}: {type(error).__name__}: {error}") from error
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from netjac.optimize.losses import Vector
 
@@ -23,7 +23,7 @@ def jacobian(
     scheme: str,
     bounds: tuple[Vector, Vector],
     relative_step: ArrayLike | None = None,
-    precision: np.dtype[Any] = np.dtype(np.float64),  # noqa: B008
+    precision: DTypeLike = np.float64,
 ) -> NDArray[np.float64]:
     """∂fun/∂x (q, m), every evaluation within the bounds.
 
@@ -42,7 +42,8 @@ def jacobian(
     precision
         Type in which ``fun`` rounds.
     """
-    rounding = np.finfo(precision if precision.kind == "f" else np.float64).eps
+    kind = np.dtype(precision)
+    rounding = np.finfo(kind if kind.kind == "f" else np.float64).eps
     step = float(rounding) ** _STEPS[scheme] if relative_step is None else np.asarray(relative_step, float)
     h = np.broadcast_to(np.abs(step) * np.maximum(1.0, np.abs(x)), x.shape)
     columns = np.empty((len(f), len(x)))

@@ -101,7 +101,7 @@ class External(Generic[A]):
                 if self._unchecked:
                     self._compare(y, extra, answer)
                     self._unchecked = False
-        except Exception as error:
+        except Exception as error:  # of whatever kind: the fit tells its own failures from those of the code outside
             self.failure = error
             raise
         return answer

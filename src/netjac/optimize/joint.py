@@ -105,7 +105,8 @@ def join(problems: Sequence[LeastSquares], jac: str) -> LeastSquares:
                 raise OptionError(f"two of the problems have a prior on {name}: give it in one of them.")
             scale[own], mean[own] = problem._prior[held], problem._mean[held]
     prior = _by_variable(source.space, scale, mean) if scale.any() else None
-    return LeastSquares._of(source, prior, (lower, upper), jac, curvatures[0])
+    x_scale = 1.0 if all(problem._x_scale for problem in problems) else None  # one scale for networks and formulas
+    return LeastSquares._of(source, prior, (lower, upper), jac, curvatures[0], x_scale)
 
 
 def _by_variable(space: ParameterSpace, scale: Vector, mean: Vector) -> dict[str, Any]:

@@ -189,3 +189,11 @@ def _choose_lm(rows: int, m: int, jac: str, tr_solver: str | None, loss: Loss) -
             f"and {m} parameters: use method 'trf' or 'dogbox', more samples or a smaller model."
         )
     return "dense", None
+
+
+def natural_scale(variables: Any) -> float | None:
+    """The scale of netjac's solver where none is asked for, from the ``variables`` that came with the model.
+
+    1 for a network (None), whose weights are of one size; that of the columns (None) for a formula with variables.
+    """
+    return 1.0 if variables is None else None

@@ -9,8 +9,9 @@ parameter that is used twice, or whose block is no product, gets its diagonal.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -56,15 +57,26 @@ class Preconditioner:
     """
 
     def __init__(self, J: Any) -> None:
-        self._squares = _column_squares(J)
-        self._parts = list(_kronecker_parts(J, self._squares)) if self._squares is not None else []
+        self._J = J
+        self._layers = _product_blocks(J)
 
     @property
     def kind(self) -> str:
-        """What it is made of, in words."""
-        if self._parts:
-            return f"Kronecker factors of {len(self._parts)} layers"
-        return "the diagonal of Jᵀ J" if self._squares is not None else "the damping alone"
+        """What it is made of, in words; nothing is computed for that."""
+        if self._layers:
+            return f"Kronecker factors of {len(self._layers)} layers"
+        return "the diagonal of Jᵀ J" if _has_columns(self._J) else "the damping alone"
+
+    @cached_property
+    def _squares(self) -> Vector | None:
+        return _column_squares(self._J)
+
+    @cached_property
+    def _parts(self) -> list[_Kronecker]:
+        if self._squares is None:
+            return []
+        found = (_decomposed(block, self._squares) for block in self._layers)
+        return [part for part in found if part is not None]
 
     def at(self, w: Vector) -> Callable[[Vector], Vector]:
         """The approximate inverse for weights w (m,), as a function of a vector (m,)."""
@@ -79,28 +91,38 @@ class Preconditioner:
         return solve
 
 
+def _has_columns(J: Any) -> bool:
+    return isinstance(J, np.ndarray) or hasattr(J, "column_norms")
+
+
 def _column_squares(J: Any) -> Vector | None:
-    if isinstance(J, np.ndarray):
-        return np.asarray(np.einsum("nm,nm->m", J, J), np.float64)
-    if hasattr(J, "column_norms"):
-        return np.asarray(J.column_norms(squared=True), np.float64)
-    return None
+    if not _has_columns(J):
+        return None
+    squares = np.einsum("nm,nm->m", J, J) if isinstance(J, np.ndarray) else J.column_norms(squared=True)
+    return np.asarray(squares, np.float64)
 
 
-def _kronecker_parts(J: Any, squares: Vector) -> Iterator[_Kronecker]:
+def _product_blocks(J: Any) -> list[OuterBlock]:
+    """The blocks that are products, of parameters that no other block holds."""
     blocks = getattr(getattr(J, "data", J), "blocks", None)
     if blocks is None:
-        return
-    used = np.zeros(len(squares), np.intp)
-    for block in blocks:
-        used[block.columns()] += 1
-    for block in blocks:
-        if not isinstance(block, OuterBlock) or max(block.k, block.c) > _WIDEST or used[block.columns()].max() > 1:
-            continue
-        A, D = block.A.astype(np.float64), block.D.astype(np.float64)
-        values_a, vectors_a = np.linalg.eigh(np.einsum("npgk,npgj->gkj", A, A, optimize=True))
-        values_d, vectors_d = np.linalg.eigh(np.einsum("nlpgc,nlpgb->gcb", D, D, optimize=True))
-        values = np.maximum(values_a, 0)[:, :, None] * np.maximum(values_d, 0)[:, None, :]
-        total, exact = values.sum(), float(block.placement.view(squares).sum())
-        if total > 0:
-            yield _Kronecker(block.placement, vectors_a, vectors_d, values * (exact / total))
+        return []
+    columns = [block.columns() for block in blocks]
+    used = np.zeros(J.shape[1], np.intp)
+    for own in columns:
+        used[own] += 1
+    return [
+        block
+        for block, own in zip(blocks, columns, strict=True)
+        if isinstance(block, OuterBlock) and max(block.k, block.c) <= _WIDEST and used[own].max(initial=0) == 1
+    ]
+
+
+def _decomposed(block: OuterBlock, squares: Vector) -> _Kronecker | None:
+    """The block's Kronecker factors in their eigenvectors, of the trace that Jᵀ J has there; None where that is 0."""
+    A, D = block.A.astype(np.float64), block.D.astype(np.float64)
+    values_a, vectors_a = np.linalg.eigh(np.einsum("npgk,npgj->gkj", A, A, optimize=True))
+    values_d, vectors_d = np.linalg.eigh(np.einsum("nlpgc,nlpgb->gcb", D, D, optimize=True))
+    values = np.maximum(values_a, 0)[:, :, None] * np.maximum(values_d, 0)[:, None, :]
+    total, exact = values.sum(), float(block.placement.view(squares).sum())
+    return _Kronecker(block.placement, vectors_a, vectors_d, values * (exact / total)) if total > 0 else None

@@ -18,44 +18,28 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Self, TextIO, final
 
 import numpy as np
 import scipy.optimize
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from netjac.errors import DataError
-from netjac.optimize import callbacks, hessian, losses, minimizer, names, options, sources, targets
-from netjac.optimize.base import Problem, named, network_evaluator
+from netjac.optimize import callbacks, losses, minimizer, names, options, sources, targets
+from netjac.optimize.base import named, network_evaluator
 from netjac.optimize.checkpoint import Fit, digest
 from netjac.optimize.evaluations import Evaluator
 from netjac.optimize.fitting import Fitting
 from netjac.optimize.hessian import CURVATURES
 from netjac.optimize.levenberg import MESSAGES
 from netjac.optimize.losses import Loss, Vector
-from netjac.optimize.residual import ResidualJacobian
-from netjac.optimize.sources import Data, Source
+from netjac.optimize.sources import Source
+from netjac.optimize.squares import Squares
 from netjac.optimize.watch import Watch
 
 
 @final
-@dataclass(frozen=True, eq=False)
-class _Evaluation:
-    theta: Vector  # (M,), a copy of ours
-    data: Data
-    residual: Vector  # (rows,), the prior's last
-    cost: float
-    prior: Vector | None
-
-    @cached_property
-    def jacobian(self) -> ResidualJacobian:
-        return ResidualJacobian(self.data.rows(), self.prior)
-
-
-@final
-class LeastSquares(Problem[_Evaluation]):
+class LeastSquares(Squares):
     """Residuals of a model and their derivative over θ, for `scipy.optimize.least_squares` and everything like it.
 
     θ (M,) holds the model's parameters and then the extra ones.
@@ -165,8 +149,7 @@ class LeastSquares(Problem[_Evaluation]):
             targets.check_count(y, n)
         evaluator = network_evaluator(model, x, variables, trainable, dtype)
         source = sources.made(evaluator, y, residual, extra, weights, check)
-        self._set_up(source, prior, bounds, jac, curvature)
-        self._x_scale = 1.0 if variables is None else None
+        self._set_up(source, prior, bounds, jac, curvature, options.natural_scale(variables))
 
     @classmethod
     def from_evaluator(
@@ -222,93 +205,28 @@ class LeastSquares(Problem[_Evaluation]):
         """
         from netjac.optimize import joint  # which makes a problem of what it finds in these
 
-        problem = joint.join(problems, jac)
-        problem._x_scale = 1.0 if all(part._x_scale for part in problems) else None
-        return problem
+        return joint.join(problems, jac)
 
     @classmethod
-    def _of(cls, source: Source, prior: Any, bounds: Any, jac: str, curvature: str) -> Self:
+    def _of(
+        cls, source: Source, prior: Any, bounds: Any, jac: str, curvature: str, x_scale: float | None = None
+    ) -> Self:
         problem = cls.__new__(cls)
-        problem._set_up(source, prior, bounds, jac, curvature)
+        problem._set_up(source, prior, bounds, jac, curvature, x_scale)
         return problem
 
-    def _set_up(self, source: Source, prior: Any, bounds: Any, jac: str, curvature: str) -> None:
+    def _set_up(self, source: Source, prior: Any, bounds: Any, jac: str, curvature: str, x_scale: float | None) -> None:
         options.check_form(jac)
         options.one_of("curvature", curvature, CURVATURES)
         if 0 in (source.size, source.space.size):
             raise DataError(f"there is nothing to fit: {source.size} residuals and {source.space.size} parameters.")
         self._source = source
         self._form, self._curvature = jac, curvature
+        self._x_scale = x_scale  # of netjac's solver, where none is asked for
         self._loss: Loss = "linear"
         self._f_scale = 1.0
         self._stop: BaseException | None = None
         self._prepare(source.space, source.extra, bounds, prior)
-
-    _x_scale: float | None = None  # of netjac's solver, where none is asked for
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Rows of the residual, the prior's included, and parameters; evaluates once where only that can tell."""
-        size = self._source.size
-        if size is None:
-            size = self._at(self.x0).data.residual.size
-        return size + (0 if self._prior is None else int(np.count_nonzero(self._prior))), self._space.size
-
-    # ---- value and derivatives
-
-    def fun(self, theta: ArrayLike) -> Vector:
-        """Residual r(θ), flattened sample-major, the prior's rows last.
-
-        Parameters
-        ----------
-        theta : (M,)
-            The parameters; the model's own are left as they are.
-
-        Returns
-        -------
-        (rows,) float64, the caller's own.
-        """
-        return self._at(theta).residual.copy()
-
-    def jac(self, theta: ArrayLike) -> NDArray[np.float64] | ResidualJacobian:
-        """Jacobian of the residual, ∂r/∂θ; costs no second evaluation at the θ `fun` was asked for last.
-
-        Parameters
-        ----------
-        theta : (M,)
-            The parameters.
-
-        Returns
-        -------
-        (rows, M) float64, as an array or a `LinearOperator`; see ``jac`` of the class.
-        """
-        return self._derivative(self._at(theta), options.default_form(self._form, self.shape))
-
-    def cost(self, theta: ArrayLike) -> float:
-        """½ ‖r(θ)‖², for optimisers that take a value."""
-        return self._at(theta).cost
-
-    def grad(self, theta: ArrayLike) -> Vector:
-        """Gradient of the cost, Rᵀ r (M,)."""
-        return self._gradient(self._at(theta))
-
-    def hessp(self, theta: ArrayLike, v: ArrayLike) -> Vector:
-        """Hessian of the cost at θ times v (M,), or what stands for it; see ``curvature`` of the class."""
-        evaluation, vector = self._at(theta), np.asarray(v, np.float64).reshape(-1)
-        if self._curvature == "difference":
-            return hessian.by_difference(lambda t: self._gradient(self._make(t)), evaluation.theta, vector)
-        product: Vector = evaluation.jacobian.rmatvec(evaluation.jacobian.matvec(vector))
-        return product + evaluation.data.second(vector) if self._curvature == "exact" else product
-
-    def hess(self, theta: ArrayLike) -> NDArray[np.float64]:
-        """The same as an array (M, M)."""
-        if self._curvature != "gauss-newton":
-            return hessian.explicit(lambda v: self.hessp(theta, v), self._space.size)
-        R = self._at(theta).jacobian
-        normal: NDArray[np.float64] = R.normal()
-        if R.prior is not None:
-            normal[np.diag_indices(len(normal))] += R.prior**2
-        return normal
 
     def minimizer(
         self,
@@ -559,21 +477,6 @@ class LeastSquares(Problem[_Evaluation]):
             self._stop = None
             watch.close()
 
-    def _check_start(self, start: Vector) -> None:
-        at = self._at(start)
-        bad = at.residual.size - int(np.isfinite(at.residual).sum())
-        if bad:
-            raise DataError(
-                f"{bad} of {at.residual.size} residuals are not finite at the start; start the fit from parameters at "
-                "which the outputs are."
-            )
-        if not np.isfinite(at.cost):
-            largest = float(np.abs(at.residual).max(initial=0.0))
-            raise DataError(
-                f"the residuals are finite at the start (the largest is {largest:.1e}), and the cost is {at.cost}: "
-                "bring weights, priors, the loss and the residuals to a scale at which squares do not overflow."
-            )
-
     def _finite_fun(self, theta: ArrayLike) -> Vector:
         """For a method that cannot step back."""
         residual = self.fun(theta)
@@ -585,40 +488,3 @@ class LeastSquares(Problem[_Evaluation]):
     @property
     def _failure(self) -> BaseException | None:
         return self._stop or self._source.failure
-
-    def _make(self, theta: Vector) -> _Evaluation:
-        data = self._source.evaluate(theta)
-        prior = self._prior_residual(theta)
-        cost = losses.cost(data.residual, self._loss, self._f_scale) + losses.cost(prior)
-        residual = np.concatenate([data.residual, prior]) if prior.size else data.residual
-        self._watch.evaluated()
-        return _Evaluation(theta, data, residual, cost, self._prior)
-
-    def _derivative(self, evaluation: _Evaluation, form: str) -> NDArray[np.float64] | ResidualJacobian:
-        return evaluation.jacobian if form == "operator" else evaluation.jacobian.to_array()
-
-    def _gradient(self, evaluation: _Evaluation) -> Vector:
-        """Of the cost, whatever its loss."""
-        d = evaluation.data.residual.size
-        data = losses.weighted(evaluation.data.residual, self._loss, self._f_scale)
-        gradient: Vector = evaluation.jacobian.rmatvec(np.concatenate([data, evaluation.residual[d:]]))
-        return gradient
-
-    def _take_best(self, result: scipy.optimize.OptimizeResult, form: str) -> None:
-        """Put the best point into the result if the solver ended on another.
-
-        MINPACK rejects a step that lowers the cost by far less than its model predicted, though the point is better;
-        and a callback may have written into the vector it was shown.
-        """
-        best = self._evaluations.best
-        if best is not None and best.cost <= result.cost and not np.array_equal(best.theta, result.x):
-            self._complete(result, form)
-
-    def _complete(self, result: scipy.optimize.OptimizeResult, form: str) -> scipy.optimize.OptimizeResult:
-        """What the solver would have said of the best point."""
-        best = self._evaluations.best
-        assert best is not None
-        result.x, result.fun, result.cost = best.theta.copy(), best.residual.copy(), best.cost
-        result.jac, result.grad = self._derivative(best, form), self._gradient(best)
-        result.optimality = float(np.abs(result.grad).max())
-        return result

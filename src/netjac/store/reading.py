@@ -212,10 +212,11 @@ class StoredJacobian(JacobianOperator):
         whole = outputs == slice(0, self.l)
         space = self.output_space if whole else OutputSpace.flat(y.shape[1], y.dtype.name)
         blocks: list[Block] = []
-        if y.size and self._combinations is None:
+        combinations = self._combinations
+        if y.size and combinations is None:
             blocks += reader.blocks(self._samples[samples], outputs)
-        elif y.size:
-            b = self._combinations[samples]  # type: ignore[index]  # not None here
+        elif y.size and combinations is not None:
+            b = combinations[samples]
             for some in reader.output_ranges:
                 blocks += [block.scaled(b[:, :, some]) for block in reader.blocks(self._samples[samples], some)]
         tile = Jacobian(self._whole, space, y, blocks, self._coverage, reader.content["dtype"])

@@ -72,9 +72,10 @@ def record(block: Block, start: str = "") -> Record:
             "constants": {name: [array.dtype.str, len(array), digest(array)] for name, array in own.items()},
         }
         return Record(structure, inner.arrays, inner.constants | own)
+    assert isinstance(block, OuterBlock | EmbeddingBlock | DenseBlock)
     kind = _kind(block)
     fields = {start + name: (axes, np.asarray(getattr(block, name))) for name, axes in AXES[kind].items()}
-    placement: Placement = block.placement  # type: ignore[attr-defined]  # all kinds but mapped have one
+    placement = block.placement
     structure = {
         "kind": kind,
         "placement": {
