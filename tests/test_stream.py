@@ -344,6 +344,7 @@ def test_nothing_before_a_second_and_nothing_without_tqdm(monkeypatch: pytest.Mo
         bar.add(5)
     assert stream.getvalue() == ""
     monkeypatch.setitem(sys.modules, "tqdm", None)
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
     monkeypatch.setattr(progress, "DELAY", 0)
     with Progress("normal", 20, stream) as bar:
         bar.add(5)

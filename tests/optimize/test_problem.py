@@ -599,6 +599,7 @@ class Terminal(io.StringIO):
 def test_progress_on_a_terminal(with_tqdm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not with_tqdm:
         monkeypatch.setitem(sys.modules, "tqdm", None)
+        monkeypatch.setitem(sys.modules, "tqdm.auto", None)
     terminal = Terminal()
     monitor = Monitor(terminal, max_nfev=10)
     monitor.evaluated()

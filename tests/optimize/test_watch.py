@@ -170,6 +170,7 @@ class Terminal(io.StringIO):
 
 def test_a_shorter_line_leaves_nothing_of_a_longer_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tqdm", None)
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
     terminal = Terminal()
     monitor = Monitor(terminal)
     monitor.iterate(1.0, 0.5, 1e-3)
@@ -188,6 +189,7 @@ def test_in_a_notebook_there_is_a_line_though_it_is_no_terminal(
 ) -> None:
     shell = types.SimpleNamespace(config={"IPKernelApp": {}} if kernel else {})
     monkeypatch.setitem(sys.modules, "tqdm", None)  # whose bar there needs widgets
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
     monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
     fit("netjac", progress=True)
     assert ("\riteration   0" in capsys.readouterr().err) == kernel
