@@ -134,14 +134,18 @@ model = keras.Sequential(layers)
 x = np.random.default_rng(0).normal(size=(n, *model.input_shape[1:])).astype("float32")
 plan = nj.plan(model, x, memory=memory)
 nj.jacobian(model, x[:40], memory=memory).column_norms()
-gc.collect()
-ctypes.CDLL(None).malloc_trim(0)
-Path("/proc/self/clear_refs").write_text("5")
-before = field("VmRSS:")
-J = nj.jacobian(model, x, memory=memory)
-if memory:
-    J.column_norms()
-print(plan.peak, field("VmHWM:") - before, plan.tiles)
+grown = []
+for _ in range(5):
+    J = None
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+    before = field("VmRSS:")
+    J = nj.jacobian(model, x, memory=memory)
+    if memory:
+        J.column_norms()
+    grown.append(field("VmHWM:") - before)
+print(plan.peak, sorted(grown)[2], plan.tiles)
 """
 
 
@@ -151,7 +155,7 @@ print(plan.peak, field("VmHWM:") - before, plan.tiles)
     [
         (("dense",), 0.2),
         (("many outputs",), 0.2),
-        (("dense", "32 MB"), 0.3),
+        (("dense", "32 MB"), 0.2),
         (("convolutions",), 0.3),  # its operations take turns differently at each run, and its peak is another
     ],
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from math import ceil
+from math import ceil, prod
 from typing import Any
 
 import numpy as np
@@ -62,13 +62,21 @@ def make(extractor: Extractor, n: int, budget: int | None) -> planning.Plan:
         grid = planning.tile_grid(n, l, footprint, budget)
         shape, tiles = planning.tile_sizes(n, l, footprint, budget), len(grid)
     peak = growth(extractor, *shape) if n * l else 0
-    if tiles > 1:  # one tile is held while the next is computed, and all outputs are
+    if (
+        tiles > 1
+    ):  # one tile is held while the next is computed, and so are x, all outputs, and θ: ours and TensorFlow's
         samples, outputs = grid[0]
         shape = samples.stop - samples.start, outputs.stop - outputs.start
-        peak += footprint.held(*shape) + n * l * size
+        peak += footprint.held(*shape) + n * (l * size + _input_bytes(extractor)) + 2 * m * size
     return planning.Plan(
         n, l, m, extractor.dtype.name, footprint.held(n, l), n * l * m * size, budget, shape, tiles, peak
     )
+
+
+def _input_bytes(extractor: Extractor) -> int:
+    """Of one sample of x."""
+    _, *x = vector_specs(extractor.trace)
+    return sum(prod(spec.shape[1:].as_list()) * spec.dtype.size for spec in x if spec.shape[1:].is_fully_defined())
 
 
 def whole(extractor: Extractor, n: int, budget: int) -> bool:
