@@ -27,6 +27,22 @@ class Variable:
         return np.array(self.value, dtype=dtype)
 
 
+class Plain:
+    """A Jacobian with products and an array, and no other verb."""
+
+    def __init__(self, array: Array, y: Array) -> None:
+        self.array, self.y, self.dtype = array, y, array.dtype
+
+    def matmat(self, V: Array) -> Array:
+        return self.array @ V
+
+    def rmatmat(self, U: Array) -> Array:
+        return self.array.T @ U
+
+    def to_array(self, layout: str = "(n l) m", *, dtype: Any = None) -> Array:
+        return self.array.astype(dtype)
+
+
 @dataclass
 class Evaluated:
     """A dense Jacobian with its outputs."""

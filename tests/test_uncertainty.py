@@ -12,6 +12,7 @@ import scipy.linalg
 import scipy.optimize
 import scipy.stats
 
+from formulas import Plain, Variable
 from netjac import factor, information
 from netjac.errors import DataError, DtypeError, MemoryBudgetError, NameLookupError, ShapeError
 from netjac.examples import linear_layer
@@ -27,38 +28,9 @@ from netjac.uncertainty import Uncertainty, uncertainty
 RNG = np.random.default_rng(1)
 
 
-class Plain:
-    """A Jacobian with products and an array alone."""
-
-    def __init__(self, array: np.ndarray, y: np.ndarray) -> None:
-        self.array, self.y, self.dtype = array, y, array.dtype
-
-    def matmat(self, V: np.ndarray) -> np.ndarray:
-        return self.array @ V
-
-    def rmatmat(self, U: np.ndarray) -> np.ndarray:
-        return self.array.T @ U
-
-    def to_array(self, layout: str = "(n l) m", *, dtype: Any = None) -> np.ndarray:
-        return self.array.astype(dtype)
-
-
 def plain(array: np.ndarray, prior: np.ndarray | None = None) -> ResidualJacobian:
     d, m = array.shape
     return ResidualJacobian(rows_of(Plain(array, np.zeros((d, 1))), m), prior)
-
-
-class Variable:
-    """As live as a framework's."""
-
-    def __init__(self, value: Any, dtype: str = "float64") -> None:
-        self.value = np.array(value, dtype)
-
-    def assign(self, value: Any) -> None:
-        self.value = np.asarray(value, self.value.dtype)
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.array(self.value, dtype)
 
 
 class Curve:

@@ -11,6 +11,7 @@ import scipy.optimize
 import scipy.sparse
 from scipy.sparse.linalg import LinearOperator, aslinearoperator
 
+from formulas import Plain
 from netjac import algebra
 from netjac.errors import DataError, ShapeError
 from netjac.examples import linear_layer
@@ -27,22 +28,6 @@ C = RNG.normal(size=(4, 10))
 TALL = RNG.normal(size=(25, 10))
 E = RNG.normal(size=(10, 3))
 OTHER = linear_layer(2)
-
-
-class Plain:
-    """A Jacobian with products and an array, and no other verb."""
-
-    def __init__(self, array: np.ndarray, y: np.ndarray) -> None:
-        self.array, self.y, self.dtype = array, y, array.dtype
-
-    def matmat(self, V: np.ndarray) -> np.ndarray:
-        return self.array @ V
-
-    def rmatmat(self, U: np.ndarray) -> np.ndarray:
-        return self.array.T @ U
-
-    def to_array(self, layout: str = "(n l) m", *, dtype: Any = None) -> np.ndarray:
-        return self.array.astype(dtype)
 
 
 def single(jacobian: Jacobian) -> Jacobian:
