@@ -125,6 +125,7 @@ def test_parts_are_jacobians_on_the_cluster(J, dense, rng):
     np.testing.assert_allclose(J[5:21].column_norms(), np.linalg.norm(dense[5:21], axis=(0, 1)), **EXACT)
     last = J.columns(J.parameters.names[-1])
     np.testing.assert_allclose(last.to_array("n l m"), dense[:, :, -L:], **EXACT)
+    np.testing.assert_allclose(J.columns("*").to_array("n l m"), dense, **EXACT)
 
 
 def test_a_tree_of_two_levels(client, model, x, dense, rng):

@@ -306,6 +306,10 @@ def test_columns_select_variables_in_the_order_given():
         assert part.parameters.names == tuple(names)
         assert {entry.variable for entry in part.coverage.entries} == set(names) - {"unreached"}
     check(J.columns("bias"), expected[:, :, 20:24])
+    check(J.columns("dense/*"), expected[:, :, :24])
+    check(J.columns(["dense/b*", "dense/k*"]), expected[:, :, [*range(20, 24), *range(20)]])
+    with pytest.raises(nj.NameLookupError, match=r"'hidden/\*' fits no parameter; they are called 'dense/kernel'"):
+        J.columns("hidden/*")
     with pytest.raises(nj.NameLookupError, match=r"no parameter is called 'nothing'.*'dense/kernel'"):
         J.columns("nothing")
     with pytest.raises(nj.NameLookupError, match="fits several"):

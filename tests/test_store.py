@@ -97,6 +97,8 @@ def verbs(S, J):
     damped = np.linalg.solve(dense.T @ dense + 0.1 * np.eye(J.m), dense.T @ b)
     testing.assert_close(S.lstsq(b, 0.1), damped, "lstsq", 1e-9)
     testing.assert_close(S.columns("b").to_array(), dense[:, border:], "columns")
+    turned = np.hstack([dense[:, border:], dense[:, :border]])
+    testing.assert_close(S.columns(["b", "k*"]).to_array(), turned, "columns by a pattern")
     testing.assert_close(S.columns(["b", "kernel"])[[0]].to_array("n l m")[..., -1], cube[:1, :, border - 1], "both")
     for index in (slice(1, None), [J.n - 1, 0, 0], np.arange(J.n) % 2 == 0, -1, []):
         part = cube[index].reshape(-1, J.l, J.m)

@@ -191,6 +191,7 @@ def test_parts(name: str, room: str) -> None:
     for part in (
         lambda J: J.columns([names[-1], names[0]]),
         lambda J: J.columns(names[0]),
+        lambda J: J.columns(["*" + names[-1][-1], "*"]),
         lambda J: J[index],
         lambda J: J[1:4],
         lambda J: J[np.arange(J.n) % 2 == 0],

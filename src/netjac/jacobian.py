@@ -142,12 +142,13 @@ class Jacobian(JacobianOperator):
         Parameters
         ----------
         names
-            One name or several; an end of a name that fits only one variable will do.
+            One name or several; an end of a name that fits only one variable will do. With ``*``, ``?`` or ``[…]`` it
+            is a pattern of one variable or more, ``"hidden/*"``, which come in their own order.
 
         Raises
         ------
         NameLookupError
-            Where a name fits no variable, or several, or is given twice; the message lists the names.
+            Where a name or pattern fits no variable, a name fits several, or is given twice; the message lists names.
         DtypeError
             Where ``names`` are no names.
 
@@ -156,6 +157,8 @@ class Jacobian(JacobianOperator):
         >>> from netjac.examples import linear_layer
         >>> linear_layer().columns("bias")
         <Jacobian of 3 samples × 2 outputs with respect to 2 parameters: shape (6, 2), float64, ...>
+        >>> linear_layer().columns(["bias", "*"]).parameters.names
+        ('dense/bias', 'dense/kernel')
         """
         space, positions = self.parameters.select(arguments.names(names))
         blocks = []

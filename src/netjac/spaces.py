@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import chain
 from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from netjac.errors import DataError, NameLookupError, ShapeError
+from netjac.errors import DataError, DtypeError, NameLookupError, ShapeError
 
 
 @dataclass(frozen=True)
@@ -62,13 +64,46 @@ def find(segments: Sequence[Segment], name: str, what: str) -> int:
 
     Ends are cut at ``/`` or ``.``: ``"dense/kernel"`` finds ``"encoder/dense/kernel"`` but not ``"my_dense/kernel"``.
     """
+    if not isinstance(name, str):
+        raise DtypeError(f"a {what} is found by its name, and {name!r} is a {type(name).__name__}.")
     exact = [i for i, segment in enumerate(segments) if segment.name == name]
     fits = exact or [i for i, s in enumerate(segments) if name and s.name.endswith(("/" + name, "." + name))]
     if len(fits) == 1:
         return fits[0]
-    listing = ", ".join(repr(s.name) for s in (segments if not fits else [segments[i] for i in fits]))
-    problem = f"no {what} is called {name!r}" if not fits else f"{name!r} fits several {what}s"
-    raise NameLookupError(f"{problem}; choose one of: {listing or '(none)'}.")
+    if not fits:
+        raise NameLookupError(f"no {what} is called {name!r}; choose one of: {_listing(segments)}.")
+    raise NameLookupError(f"{name!r} fits several {what}s; choose one of: {_listing([segments[i] for i in fits])}.")
+
+
+def matching(segments: Sequence[Segment], pattern: str, what: str = "parameter") -> list[int]:
+    """Positions of the segments that a pattern fits: a full name, or an end of one, with ``*``, ``?`` and ``[…]``.
+
+    Ends are cut as for `find`: ``"dense*/kernel"`` fits ``"encoder/dense_1/kernel"`` but not ``"my_dense/kernel"``.
+    A segment that is called exactly like the pattern is the only one.
+
+    Raises
+    ------
+    NameLookupError
+        If it fits none; the message lists the names.
+
+    Examples
+    --------
+    >>> segments = lay_out(["a/dense/kernel", "a/dense/bias", "out/kernel"], [(2,)] * 3, ["float64"] * 3)
+    >>> matching(segments, "kernel"), matching(segments, "dense/*"), matching(segments, "out/kernel")
+    ([0, 2], [0, 1], [2])
+    """
+    if not isinstance(pattern, str):
+        raise DtypeError(f"{what}s are given by name, and {pattern!r} is a {type(pattern).__name__}.")
+    exact = [i for i, segment in enumerate(segments) if segment.name == pattern]
+    patterns = (pattern, f"*/{pattern}", f"*.{pattern}")
+    found = exact or [i for i, s in enumerate(segments) if any(fnmatchcase(s.name, each) for each in patterns)]
+    if not found:
+        raise NameLookupError(f"the pattern {pattern!r} fits no {what}; they are called {_listing(segments)}.")
+    return found
+
+
+def _listing(segments: Sequence[Segment]) -> str:
+    return ", ".join(repr(segment.name) for segment in segments) or "(none)"
 
 
 class ParameterSpace:
@@ -79,8 +114,8 @@ class ParameterSpace:
     segments
         Names, shapes and places of the variables.
     variables
-        The live variables, each with ``assign(value)`` and convertible by ``numpy.asarray``; None for a space that
-        came out of a pickle or describes no live model.
+        The live variables, each with ``assign(value)``, and convertible by ``numpy.asarray`` themselves or what their
+        ``value()`` gives; None for a space that came out of a pickle or describes no live model.
 
     Attributes
     ----------
@@ -132,7 +167,7 @@ class ParameterSpace:
         ``dtype`` is float32 by default, float64 where a variable is.
         """
         if values is None:
-            values = [np.asarray(variable) for variable in self._live()]
+            values = [_value(variable) for variable in self._live()]
         if len(values) != len(self.segments):
             raise ShapeError(f"expected {len(self.segments)} arrays, one a variable, and got {len(values)}.")
         arrays = [np.asarray(value) for value in values]
@@ -170,7 +205,7 @@ class ParameterSpace:
         vector = self.vector(theta)
         if not np.all(np.isfinite(vector)):
             raise DataError("theta holds values that are not finite; the variables were left as they were.")
-        before = [np.asarray(variable).copy() for variable in variables]
+        before = [_value(variable).copy() for variable in variables]
         try:
             for variable, value in zip(variables, self.unravel(vector), strict=True):
                 variable.assign(value)
@@ -180,14 +215,45 @@ class ParameterSpace:
             raise
 
     def select(self, names: Sequence[str]) -> tuple[ParameterSpace, list[int]]:
-        """The space of the named variables alone, in the order given, and their positions here."""
-        positions = [self.find(name) for name in names]
-        chosen = [self.segments[i] for i in positions]
-        if len(set(positions)) != len(positions):
+        """The space of the named variables alone, in the order given, and their positions here.
+
+        Parameters
+        ----------
+        names
+            Each the name of one variable, as for `find`; or, with ``*``, ``?`` or ``[…]``, a pattern of one or more,
+            which come in the order they have here. What several patterns fit comes once.
+
+        Raises
+        ------
+        NameLookupError
+            If a name or pattern fits none, a name fits several, or a variable is named twice.
+        DtypeError
+            If something else than names is given.
+
+        Examples
+        --------
+        >>> space = ParameterSpace(lay_out(["hidden/kernel", "hidden/bias", "out/bias"], [(2,)] * 3, ["float64"] * 3))
+        >>> space.select(["out/bias", "hidden/*"])[1]
+        [2, 0, 1]
+        """
+        if isinstance(names, str):
+            raise DtypeError(f"select takes a list of names, and got {names!r}: write [{names!r}].")
+        found = [self._fitting(name) for name in names]
+        alone = [fits[0] for name, fits in zip(names, found, strict=True) if not self._is_pattern(name)]
+        if len(set(alone)) != len(alone):
             raise NameLookupError(f"a parameter is named twice in {list(names)!r}.")
+        positions = list(dict.fromkeys(chain.from_iterable(found)))
+        chosen = [self.segments[i] for i in positions]
         segments = lay_out([s.name for s in chosen], [s.shape for s in chosen], [s.dtype for s in chosen])
         variables = None if self.variables is None else [self.variables[i] for i in positions]
         return ParameterSpace(segments, variables), positions
+
+    def _is_pattern(self, name: str) -> bool:
+        return isinstance(name, str) and not set(name).isdisjoint("*?[") and name not in self.names
+
+    def _fitting(self, name: str) -> list[int]:
+        """The variable of that name, or those that a pattern fits."""
+        return matching(self.segments, name) if self._is_pattern(name) else [self.find(name)]
 
     def _live(self) -> tuple[Any, ...]:
         if self.variables is None:
@@ -195,6 +261,12 @@ class ParameterSpace:
                 "this ParameterSpace describes no live model (it was unpickled); use netjac.parameters(model)."
             )
         return self.variables
+
+
+def _value(variable: Any) -> NDArray[Any]:
+    """What a live variable holds now; ``value()`` first, for TensorFlow converts a variable five times as slowly."""
+    read = getattr(variable, "value", None)
+    return np.asarray(read() if callable(read) else variable)
 
 
 class OutputSpace:

@@ -18,43 +18,12 @@ SPACE = ParameterSpace(lay_out(NAMES, SHAPES, ["float64"] * 5))  # sizes 6, 3, 3
 INF = np.inf
 
 
-@pytest.mark.parametrize(
-    ("pattern", "expected"),
-    [
-        ("dense*/kernel", [0, 2]),
-        ("dense/*", [0, 1]),
-        ("kernel", [0, 2, 3]),
-        ("*kernel", [0, 2, 3]),
-        ("*", [0, 1, 2, 3, 4]),
-        ("scale", [4]),
-        ("encoder/dense/kernel", [0]),
-        ("dense_[0-9]/kernel", [2]),
-        ("dense_?/kernel", [2]),
-    ],
-)
-def test_patterns(pattern: str, expected: list[int]) -> None:
-    assert names.matching(SPACE, pattern) == expected
-
-
-def test_an_exact_name_is_that_one_alone() -> None:
-    space = ParameterSpace(lay_out(["kernel", "a/kernel", "b[0]/kernel"], [(1,)] * 3, ["float64"] * 3))
-    assert names.matching(space, "kernel") == [0]
-    assert names.matching(space, "b[0]/kernel") == [2]  # no set of characters
-    assert names.matching(space, "*kernel") == [0, 1, 2]
-
-
-def test_a_pattern_that_fits_nothing_lists_the_names() -> None:
-    with pytest.raises(
-        NameLookupError, match=r"'dens/kernel' fits no parameter; they are called 'encoder/dense/kernel'"
-    ):
-        names.matching(SPACE, "dens/kernel")
-    with pytest.raises(DtypeError, match="3 is a int"):
-        names.matching(SPACE, 3)  # type: ignore[arg-type]
-
-
 def test_chosen_in_the_models_order() -> None:
     assert names.chosen(SPACE, ["scale", "dense/*", "dense/bias"]) == [0, 1, 4]
     assert names.chosen(SPACE, "dense*/kernel") == [0, 2]
+    for wrong in (3, b"scale", None):
+        with pytest.raises(DtypeError, match=r"by name or a list of names, and .* is neither"):
+            names.chosen(SPACE, wrong)  # type: ignore[arg-type]
 
 
 def test_bounds_by_name() -> None:

@@ -3,57 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
 import scipy.optimize
 from numpy.typing import ArrayLike, NDArray
 
-from netjac.errors import DataError, DtypeError, NameLookupError, ShapeError
+from netjac.errors import DataError, DtypeError, ShapeError
 from netjac.optimize.losses import Vector
 from netjac.optimize.options import OptionError
-from netjac.spaces import ParameterSpace, Segment, lay_out
-
-
-def matching(space: ParameterSpace, pattern: str) -> list[int]:
-    """Positions of the variables that a pattern fits: a full name, or an end of one, with ``*``, ``?`` and ``[…]``.
-
-    Ends are cut at ``/`` or ``.``: ``"dense*/kernel"`` fits ``"encoder/dense_1/kernel"`` but not ``"my_dense/kernel"``.
-    A variable that is called exactly like the pattern is the only one.
-
-    Raises
-    ------
-    NameLookupError
-        If it fits none; the message lists the names.
-
-    Examples
-    --------
-    >>> space = ParameterSpace(lay_out(["a/dense/kernel", "a/dense/bias", "out/kernel"], [(2,)] * 3, ["float64"] * 3))
-    >>> matching(space, "kernel"), matching(space, "dense/*"), matching(space, "out/kernel")
-    ([0, 2], [0, 1], [2])
-    """
-    if not isinstance(pattern, str):
-        raise DtypeError(f"parameters are given by name, and {pattern!r} is a {type(pattern).__name__}.")
-    if pattern in space.names:
-        return [space.names.index(pattern)]
-    patterns = (pattern, f"*/{pattern}", f"*.{pattern}")
-    found = [i for i, name in enumerate(space.names) if any(fnmatchcase(name, p) for p in patterns)]
-    if not found:
-        listing = ", ".join(map(repr, space.names))
-        raise NameLookupError(f"the pattern {pattern!r} fits no parameter; they are called {listing or '(none)'}.")
-    return found
+from netjac.spaces import ParameterSpace, Segment, lay_out, matching
 
 
 def chosen(space: ParameterSpace, patterns: str | Iterable[str]) -> list[int]:
-    """Positions of the variables that any of the patterns fits, in the model's order."""
+    """Positions of the variables that any of the patterns fits, in the model's order; see `netjac.spaces.matching`."""
+    if not isinstance(patterns, Iterable) or isinstance(patterns, bytes):
+        raise DtypeError(f"parameters are given by name or a list of names, and {patterns!r} is neither.")
     each = [patterns] if isinstance(patterns, str) else list(patterns)
-    return sorted({i for pattern in each for i in matching(space, pattern)})
+    return sorted({i for pattern in each for i in matching(space.segments, pattern)})
 
 
 def _segments(space: ParameterSpace, given: Mapping[str, Any]) -> Iterator[tuple[Segment, str, Any]]:
     for pattern, value in given.items():
-        for position in matching(space, pattern):
+        for position in matching(space.segments, pattern):
             yield space.segments[position], pattern, value
 
 
