@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 
 from formulas import Array, Network, X, Y
 from netjac.errors import DataError, NetjacError
-from netjac.optimize import LeastSquares, Objective, OptionError, checkpoint, methods
+from netjac.optimize import LeastSquares, Objective, OptionError, checkpoint, identity, methods
 from netjac.optimize.checkpoint import CheckpointNotFoundError, Fit, Snapshot
 from netjac.optimize.control import State
 from netjac.optimize.monitor import History
@@ -111,7 +112,7 @@ def test_several_problems_as_one(tmp_path: Path) -> None:
     assert len(whole.x) == 13
     make().solve("netjac", max_nfev=8, checkpoint=path)
     assert_same_end(make().solve("netjac", max_nfev=15, resume=path), whole)
-    with pytest.raises(DataError, match="data: "):
+    with pytest.raises(DataError, match=r"targets of problem 1: other values.*\n  targets of problem 2: other"):
         make(Y[::-1]).solve("netjac", resume=path)
 
 
@@ -269,6 +270,64 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
 # ---------------------------------------------------------------- what is refused
 
 
+KERNELS = {"kernel": (-1, 1)}
+
+
+def fewer() -> LeastSquares:
+    return LeastSquares.from_evaluator(Network(X[:20]), Y[:20])
+
+
+def test_what_a_checkpoint_with_arrays_differs_in(tmp_path: Path) -> None:
+    """Bounds, priors, weights and scales are told by what they belong to; fingerprints come last."""
+    path = tmp_path / "fit.npz"
+    given = {"bounds": KERNELS, "prior": {"*": 2.0}, "weights": np.ones(25)}
+    options: dict[str, Any] = {"x_scale": np.ones(13), "max_nfev": 3}
+    fitted(**given)[1].solve("netjac", checkpoint=path, **options)
+
+    def said(scale: Any = None, **changed: Any) -> list[str]:
+        problem = fitted(**given | changed)[1]
+        chosen = options if scale is None else options | {"x_scale": scale}
+        with pytest.raises(DataError, match="is of another fit than this one") as caught:
+            problem.solve("netjac", resume=path, **chosen)
+        return str(caught.value).split("\n  ")[1:]
+
+    marks = r"other values \(fingerprint [0-9a-f]{8} there, [0-9a-f]{8} here\)"
+    [line] = said(bounds={**KERNELS, "out/kernel": (-1, 2)})
+    assert re.fullmatch(f"bounds of 'out/kernel': {marks}", line)
+    assert said(bounds={"hidden/kernel": (-1, 1)}) == ["bounds of 'out/kernel': none here"]
+    [line] = said(prior={"*": 2.0, "out/bias": (2.0, 0.5)})
+    assert re.fullmatch(f"prior of 'out/bias': {marks}", line)
+    [first, second] = said(np.full(13, 2.0), weights=np.full(25, 2.0))
+    assert re.fullmatch(f"weights: {marks}", first)
+    assert re.fullmatch(f"x_scale: {marks}", second)
+    assert said(weights=None) == ["weights: none here"]
+
+
+@pytest.mark.parametrize(
+    ("here", "line"),
+    [
+        ([["b", [2]], ["a", [2]]], "'a' there is 'b' here, 'b' there is 'a' here"),
+        ([["b", [3]], ["a", [2]]], "'b' has shape (2,) there, (3,) here"),
+        ([["a", [2]]], "'b' (2,) is there alone"),
+        ([["a", [2]], ["b", [2]], ["c", []]], "'c' () is here alone"),
+        (
+            [[f"v{i}", [i]] for i in range(9)],
+            "'a' (2,) is there alone, 'b' (2,) is there alone, 'v0' (0,) is here "
+            "alone, 'v1' (1,) is here alone, 'v2' (2,) is here alone, and 6 more",
+        ),
+    ],
+)
+def test_which_parameters_differ(here: list[Any], line: str) -> None:
+    there = {"parameters": [["a", [2]], ["b", [2]]]}
+    assert identity.differences(there, there) == []
+    assert identity.differences(there, {"parameters": here}) == [f"parameters: {line}"]
+
+
+def test_the_same_parameters_in_another_order() -> None:
+    there, here = ({"parameters": each} for each in ([["a", [2]], ["b", [3]]], [["b", [3]], ["a", [2]]]))
+    assert identity.differences(there, here) == ["parameters: the same, in another order"]
+
+
 def test_of_another_fit(tmp_path: Path) -> None:
     path = tmp_path / "fit.npz"
     fitted()[1].solve("netjac", checkpoint=path, max_nfev=5)
@@ -287,14 +346,19 @@ def test_of_another_fit(tmp_path: Path) -> None:
     refuses("f_scale: 1.0 there, 2.0 here", problem, f_scale=2)
     refuses("linear_solver: 'auto' there, 'gram' here", problem, linear_solver="gram")
     refuses("x_scale: nothing there, 'jac' here", problem, x_scale="jac")
-    refuses("bounds", problem, bounds={"kernel": (-1, 1)})
-    refuses("data", fitted(Y + 1e-9)[1])
-    refuses("prior: nothing there", fitted(prior={"*": 1.0})[1])
-    refuses(r"parameters: .*'hidden/kernel', \[1, 4\]", LeastSquares.from_evaluator(Network(X, 5), Y))
+    refuses("x_scale: nothing there, an array here", problem, x_scale=np.ones(13))
+    refuses("bounds of 'hidden/kernel': none there\n  bounds of 'out/kernel': none there$", problem, bounds=KERNELS)
+    refuses("targets: other values", fitted(Y + 1e-9)[1])
+    refuses("prior of 'hidden/bias': none there\n  prior of 'out/bias': none there$", fitted(prior={"bias": 1.0})[1])
+    refuses(
+        r"parameters: 'hidden/kernel' has shape \(1, 4\) there, \(1, 5\) here, 'hidden/bias' has shape \(4,\) there",
+        LeastSquares.from_evaluator(Network(X, 5), Y),
+    )
     renamed = Network(X)
     object.__setattr__(renamed.parameters.segments[0], "name", "other/kernel")
-    refuses("parameters: .*there, .*other/kernel", LeastSquares.from_evaluator(renamed, Y))
-    refuses("to other data, or of another model: .* the cost was", LeastSquares.from_evaluator(Network(X + 0.3), Y))
+    refuses("parameters: 'hidden/kernel' there is 'other/kernel' here$", LeastSquares.from_evaluator(renamed, Y))
+    refuses("targets: shape (25, 1) there, (20, 1) here".replace("(", r"\(").replace(")", r"\)"), fewer())
+    refuses("cost was .* so x differs, or the network's layers", LeastSquares.from_evaluator(Network(X + 0.3), Y))
     objective = Objective.from_evaluator(Network(X), lambda y: (float(np.sum(y**2)), 2 * y))
     with pytest.raises(DataError, match="problem: 'LeastSquares' there, 'Objective' here"):
         objective.minimize("BFGS", resume=path)
@@ -357,10 +421,10 @@ def test_damage(tmp_path: Path) -> None:
 
 def test_a_later_format_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "fit.npz"
-    monkeypatch.setattr(checkpoint, "FORMAT", 2)
+    monkeypatch.setattr(checkpoint, "FORMAT", 3)
     fitted()[1].solve("netjac", checkpoint=path, max_nfev=3)
     monkeypatch.undo()
-    with pytest.raises(DataError, match="has format 2, and this netjac reads format 1"):
+    with pytest.raises(DataError, match="has format 3, and this netjac reads format 2"):
         fitted()[1].solve("netjac", resume=path)
 
 

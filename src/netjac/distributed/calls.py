@@ -194,7 +194,12 @@ def least_squares(
         raise OptionError(f"give either targets y or a function residual=, and not {'both' if residual else 'none'}.")
     given = (y, check_weights(weights) if isinstance(weights, np.ndarray | list | tuple) else weights)
     placed = place(model, x, given, client, tiles, memory, variables, trainable, dtype, build)
-    known = tuple(leaf for leaf in leaves(given) if isinstance(leaf, np.ndarray))
+    known = {
+        f"{what}[{i}]": leaf
+        for what, part in zip(("targets", "weights"), given, strict=True)
+        for i, leaf in enumerate(leaves(part))
+        if isinstance(leaf, np.ndarray)
+    }
     source = OnWorkers(placed, worker.Fit(residual, extra), check, known)
     problem = LeastSquares._of(
         source, prior, bounds, "dense" if method != "netjac" else "operator", "gauss-newton", natural_scale(variables)

@@ -26,12 +26,12 @@ class OnWorkers:
 
     failure = None
 
-    def __init__(self, placed: Placed, fit: worker.Fit, check: bool, known: tuple[NDArray[Any], ...]) -> None:
+    def __init__(self, placed: Placed, fit: worker.Fit, check: bool, known: dict[str, NDArray[Any]]) -> None:
         self._placed, self._fit, self._check = placed, fit, check
         self.extra = names.extras(fit.extra)
         self.space = names.together(placed.parameters, self.extra)
         self.size: int | None = self.space.size + 1
-        self.known: tuple[NDArray[Any], ...] = known
+        self.known = known
 
     def evaluate(self, theta: Vector) -> Data:
         """See `netjac.optimize.sources.Source`."""

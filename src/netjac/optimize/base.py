@@ -13,8 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 from netjac.errors import DataError, DtypeError, PicklingError, ShapeError
 from netjac.optimize import names
 from netjac.optimize.callbacks import Stopped
-from netjac.optimize.checkpoint import digest
 from netjac.optimize.evaluations import Evaluated, Evaluations, Evaluator
+from netjac.optimize.identity import by_variable, named
 from netjac.optimize.losses import Vector
 from netjac.optimize.options import OptionError
 from netjac.optimize.watch import Watch
@@ -176,8 +176,8 @@ class Problem(ABC, Generic[E]):
             "problem": type(self).__name__,
             "method": named(method),
             "parameters": [[segment.name, list(segment.shape)] for segment in self._space],
-            "bounds": digest(limits.lb, limits.ub),
-            "prior": None if self._prior is None else digest(self._prior, self._mean),
+            "bounds": by_variable(self._space, np.isfinite(limits.lb) | np.isfinite(limits.ub), limits.lb, limits.ub),
+            "prior": {} if self._prior is None else by_variable(self._space, self._prior > 0, self._prior, self._mean),
         }
 
     def _given(self, x0: ArrayLike | None, resume: Any) -> Vector | None:
@@ -204,11 +204,6 @@ class Problem(ABC, Generic[E]):
             return np.clip(self._space.ravel(dtype=np.float64) if x0 is None else x0, limits.lb, limits.ub)
         self._watch.go_on(self._at(resumed.best).cost)
         return (resumed.best if resumed.state is None else resumed.state.x).copy()
-
-
-def named(value: Any) -> Any:
-    """A choice as it is written in a checkpoint: a callable by its name."""
-    return getattr(value, "__qualname__", type(value).__name__) if callable(value) else value
 
 
 def violation(constraint: Any, theta: Vector) -> float:

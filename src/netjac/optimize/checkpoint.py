@@ -7,7 +7,6 @@ once or not at all: whoever is killed in between leaves the old file whole.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -24,11 +23,12 @@ from numpy.typing import NDArray
 
 from netjac.errors import DataError, NetjacError
 from netjac.optimize.control import State
+from netjac.optimize.identity import Identity, differences
 from netjac.optimize.losses import Vector
 from netjac.optimize.monitor import History
 from netjac.optimize.options import OptionError
 
-FORMAT = 1
+FORMAT = 2
 """Version of the file's content."""
 
 _RELATIVE, _ABSOLUTE = 1e-3, 1e-6
@@ -36,7 +36,8 @@ _RELATIVE, _ABSOLUTE = 1e-3, 1e-6
 tells other data from the rounding of another machine, not more."""
 
 _DAMAGE = (
-    *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, NotImplementedError),
+    *(zipfile.BadZipFile, zlib.error, struct.error, EOFError),
+    RuntimeError,  # of zipfile, where a flag says that a member is encrypted
     *(ValueError, TypeError, LookupError, ArithmeticError, MemoryError),
 )
 """What reading raises where bytes are missing or wrong."""
@@ -53,22 +54,17 @@ class Fit:
     Attributes
     ----------
     identity
-        Names and values that JSON holds; a fit goes on only where all agree.
+        See `netjac.optimize.identity`; a fit goes on only where all of it agrees.
     tolerances
         What may change: those of the tests that end the fit.
     """
 
-    identity: Mapping[str, Any]
+    identity: Identity
     tolerances: Sequence[float | None] = ()
 
-    def differences(self, saved: Mapping[str, Any]) -> list[str]:
-        """What a saved identity holds that this one does not."""
-        mine = json.loads(json.dumps(self.identity))
-        return [
-            f"{key}: {_short(saved.get(key))} there, {_short(mine.get(key))} here"
-            for key in [*mine, *(key for key in saved if key not in mine)]
-            if saved.get(key) != mine.get(key)
-        ]
+    def differences(self, saved: Identity) -> list[str]:
+        """What a saved identity does not agree in with this one, in words."""
+        return differences(saved, json.loads(json.dumps(self.identity)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,25 +106,10 @@ class Snapshot:
         largest = float(np.max(np.abs(self.history.cost[np.isfinite(self.history.cost)]), initial=0.0))
         if not abs(cost - self.cost) <= _RELATIVE * abs(self.cost) + _ABSOLUTE * largest:
             raise DataError(
-                f"the checkpoint is of a fit to other data, or of another model: at its best parameters the cost was "
-                f"{self.cost:.6g}, and here it is {cost:.6g}."
+                "the checkpoint is of a fit to other data, or of another model. Parameters, targets, bounds and "
+                f"options agree, but at its best parameters the cost was {self.cost:.6g}, and here it is {cost:.6g}: "
+                "so x differs, or the network's layers (an activation, a constant), or the function from outside."
             )
-
-
-def digest(*arrays: Any) -> str:
-    """A short fingerprint of arrays: of their shapes, types and bytes.
-
-    Examples
-    --------
-    >>> digest([1.0, 2.0]) == digest([1.0, 2.0]), digest([1.0, 2.0]) == digest([[1.0, 2.0]])
-    (True, False)
-    """
-    made = hashlib.sha256()
-    for each in arrays:
-        array = np.ascontiguousarray(each)
-        made.update(f"{array.dtype.str}{np.shape(each)}".encode())
-        made.update(array.data if array.size else b"")
-    return made.hexdigest()[:16]
 
 
 def check_path(path: Any, name: str) -> Path | None:
@@ -228,7 +209,8 @@ def load(path: Path, fit: Fit) -> Snapshot:
     if version != FORMAT:
         raise DataError(f"the checkpoint {str(path)!r} has format {version}, and this netjac reads format {FORMAT}.")
     if different:
-        raise DataError(f"the checkpoint {str(path)!r} is of another fit. {'; '.join(different)}.")
+        lines = "\n  ".join(different)
+        raise DataError(f"the checkpoint {str(path)!r} (there) is of another fit than this one (here):\n  {lines}")
     if snapshot.state is not None and about["tolerances"] != list(fit.tolerances):
         return replace(snapshot, state=replace(snapshot.state, met=None))  # other tests decide about its last step
     return snapshot
@@ -255,8 +237,3 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _short(value: Any) -> str:
-    text = "nothing" if value is None else repr(value)
-    return text if len(text) <= 200 else f"{text[:120]} … {text[-60:]}"

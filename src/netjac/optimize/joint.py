@@ -54,9 +54,13 @@ class Joint:
         return sum(known) if len(known) == len(sizes) else None
 
     @property
-    def known(self) -> tuple[NDArray[Any], ...]:
+    def known(self) -> dict[str, NDArray[Any]]:
         """See `Source`."""
-        return tuple(array for source in self._sources for array in source.known)
+        return {
+            f"{name} of problem {i}": array
+            for i, source in enumerate(self._sources, 1)
+            for name, array in source.known.items()
+        }
 
     @property
     def failure(self) -> BaseException | None:

@@ -26,11 +26,12 @@ from numpy.typing import ArrayLike
 
 from netjac.errors import DataError
 from netjac.optimize import callbacks, losses, minimizer, names, options, sources, targets
-from netjac.optimize.base import named, network_evaluator
-from netjac.optimize.checkpoint import Fit, digest
+from netjac.optimize.base import network_evaluator
+from netjac.optimize.checkpoint import Fit
 from netjac.optimize.evaluations import Evaluator
 from netjac.optimize.fitting import Fitting
 from netjac.optimize.hessian import CURVATURES
+from netjac.optimize.identity import fingerprint, named
 from netjac.optimize.levenberg import MESSAGES
 from netjac.optimize.losses import Loss, Vector
 from netjac.optimize.sources import Source
@@ -405,9 +406,10 @@ class LeastSquares(Squares):
             x_scale = self._x_scale
 
         def which() -> Fit:
-            about = self._identity(method, limits) | {"data": digest(*self._source.known)}
+            data = {name: fingerprint(array) for name, array in self._source.known.items()}
+            about = self._identity(method, limits) | {"data": data}
             about |= {"loss": named(loss), "f_scale": f_scale, "jac": form, "linear_solver": linear_solver}
-            about["x_scale"] = x_scale if x_scale is None or isinstance(x_scale, str) else digest(x_scale)
+            about["x_scale"] = {"x_scale": fingerprint(x_scale)} if np.ndim(x_scale) else np.asarray(x_scale).tolist()
             return Fit(about, (ftol, xtol, gtol))
 
         watch = Watch.opened(

@@ -54,8 +54,8 @@ class Source(Protocol):
         """d, where it is known before the first evaluation."""
 
     @property
-    def known(self) -> tuple[NDArray[Any], ...]:
-        """The data that were given as arrays: targets and weights."""
+    def known(self) -> dict[str, NDArray[Any]]:
+        """The data that were given as arrays, by what they are: targets and weights."""
 
     @property
     def failure(self) -> BaseException | None:
@@ -86,7 +86,9 @@ class Targets:
         self._y = targets.flatten(evaluator.output_space, y)
         self.size = self._y.size
         self._root = None if weights is None else _root(_of_rows(weights), self._y.shape, self.size)
-        self.known: tuple[NDArray[Any], ...] = (self._y,) if self._root is None else (self._y, self._root)
+        self.known: dict[str, NDArray[Any]] = {"targets": self._y}
+        if self._root is not None:
+            self.known["weights"] = self._root
 
     def evaluate(self, theta: Vector) -> Data:
         """See `Source`."""
@@ -129,7 +131,7 @@ class FromOutside:
         self._evaluator = evaluator
         self._m = evaluator.parameters.size
         self._weights = None if weights is None else _of_rows(weights)
-        self.known: tuple[NDArray[Any], ...] = () if self._weights is None else (self._weights,)
+        self.known: dict[str, NDArray[Any]] = {} if self._weights is None else {"weights": self._weights}
         self._external = External(function, read_residual, evaluator.output_space, self.extra, check)
 
     @property
