@@ -1,7 +1,7 @@
 """The Jacobian: a SciPy LinearOperator made of blocks.
 
-Nothing dense is formed until it is asked for. The verbs that need no more than tiles of rows are in `operator`; what
-they compute with is in `blocks`, `materialise` and `algebra`.
+Nothing dense is formed until it is asked for. Its verbs are in `operator` and `tilewise`; what they compute with is
+in `blocks`, `materialise` and `algebra`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from netjac import algebra, arguments, materialise
+from netjac import algebra, materialise
 from netjac.blocks.base import Block
 from netjac.errors import ShapeError
 from netjac.operator import JacobianOperator
@@ -136,31 +136,7 @@ class Jacobian(JacobianOperator):
 
     # ---- parts of it
 
-    def columns(self, names: str | Sequence[str]) -> Jacobian:
-        """Return the Jacobian with respect to the named variables alone, in the order given.
-
-        Parameters
-        ----------
-        names
-            One name or several; an end of a name that fits only one variable will do. With ``*``, ``?`` or ``[…]`` it
-            is a pattern of one variable or more, ``"hidden/*"``, which come in their own order.
-
-        Raises
-        ------
-        NameLookupError
-            Where a name or pattern fits no variable, a name fits several, or is given twice; the message lists names.
-        DtypeError
-            Where ``names`` are no names.
-
-        Examples
-        --------
-        >>> from netjac.examples import linear_layer
-        >>> linear_layer().columns("bias")
-        <Jacobian of 3 samples × 2 outputs with respect to 2 parameters: shape (6, 2), float64, ...>
-        >>> linear_layer().columns(["bias", "*"]).parameters.names
-        ('dense/bias', 'dense/kernel')
-        """
-        space, positions = self.parameters.select(arguments.names(names))
+    def _columns(self, space: ParameterSpace, positions: Sequence[int]) -> Jacobian:
         blocks = []
         for position, new in zip(positions, space.segments, strict=True):
             old = self.parameters.segments[position]
@@ -169,51 +145,11 @@ class Jacobian(JacobianOperator):
         coverage = self.coverage.of(space.names)
         return Jacobian(space, self.output_space, self.y, blocks, coverage, self.dtype)
 
-    def __getitem__(self, samples: Any) -> Jacobian:
-        """Return the Jacobian of some samples: an integer (n = 1), a slice, integers or a boolean mask.
-
-        Raises
-        ------
-        SampleIndexError
-            An ``IndexError``: a sample is out of range, or a mask has another length than n.
-        DtypeError
-            Where ``samples`` is anything else, such as a pair of indices.
-        """
-        index = arguments.sample_index(samples, self.n)
+    def _samples(self, index: slice | NDArray[np.intp]) -> Jacobian:
         blocks = [block.take(index) for block in self.blocks]
         return Jacobian(self.parameters, self.output_space, self.y[index], blocks, self.coverage, self.dtype)
 
-    def scaled(self, B: ArrayLike) -> Jacobian:
-        """Return the Jacobian of B[n] · y[n], with B held fixed: rows combined per sample.
-
-        This is the chain rule with a derivative from outside: where a function of the outputs has the derivative B,
-        the result is the Jacobian of that function with respect to the parameters.
-
-        Parameters
-        ----------
-        B : (n, q, l)
-            Row i of sample n becomes the sum over j of ``B[n, i, j]`` times row j.
-
-        Returns
-        -------
-        Jacobian
-            Of shape (n*q, m); its ``y`` (n, q) is B·y, and its outputs are flat. The dtype is that of both together:
-            give a float32 B to stay in float32.
-
-        Raises
-        ------
-        ShapeError, DtypeError
-            Where B has another shape or is not real.
-
-        Examples
-        --------
-        >>> from netjac.examples import linear_layer
-        >>> J = linear_layer()
-        >>> loss_gradient = np.ones((3, 2))  # (n, l), from outside
-        >>> J.scaled(loss_gradient[:, None, :]).shape
-        (3, 8)
-        """
-        b, y, space = self._combined(B)
+    def _scaled(self, b: NDArray[Any], y: NDArray[Any], space: OutputSpace) -> Jacobian:
         return Jacobian(self.parameters, space, y, [block.scaled(b) for block in self.blocks], self.coverage, b.dtype)
 
 

@@ -1,129 +1,31 @@
-"""What the Jacobian held as factors and the one recomputed tile by tile have in common: every verb, over their tiles.
-
-Arguments are checked here, once. What the two differ in is where a tile comes from.
-"""
+"""The verbs that every kind of Jacobian has: arguments are checked here, once, and `netjac.tilewise` computes."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
-from scipy.sparse.linalg import LinearOperator
 
-from netjac import algebra, arguments, materialise
+from netjac import algebra, arguments
 from netjac.errors import DataError, DtypeError, ShapeError
 from netjac.layout import parse
-from netjac.progress import Progress, Shown
-from netjac.sites import Coverage
-from netjac.spaces import OutputSpace, ParameterSpace
+from netjac.spaces import OutputSpace
+from netjac.tilewise import Tilewise
 from netjac.transposed import TransposedJacobian
 
 if TYPE_CHECKING:
     from netjac.jacobian import Jacobian
 
 
-class JacobianOperator(LinearOperator, ABC):
-    """Derivative of n samples' l outputs with respect to m parameters, as a SciPy operator of shape (n*l, m).
-
-    Parameters
-    ----------
-    parameters, output_space, coverage
-        As for `netjac.Jacobian`.
-    y : (n, l)
-        The outputs the derivative belongs to; kept as a read-only view.
-    dtype
-        Real floating.
-    """
-
-    def __init__(
-        self,
-        parameters: ParameterSpace,
-        output_space: OutputSpace,
-        y: ArrayLike,
-        coverage: Coverage,
-        dtype: DTypeLike | None = None,
-    ) -> None:
-        outputs = np.asarray(y).view()
-        if outputs.ndim != 2 or outputs.shape[1] != output_space.size:
-            raise ShapeError(f"y must have shape (n, {output_space.size}), and has {outputs.shape}.")
-        outputs.flags.writeable = False
-        n, l = outputs.shape
-        self.y = outputs
-        self.n, self.l, self.m = n, l, parameters.size
-        self.parameters = parameters
-        self.output_space = output_space
-        self.coverage = coverage
-        super().__init__(arguments.floating(outputs.dtype if dtype is None else dtype), (n * l, parameters.size))
-
-    # ---- where the two kinds differ
-
-    @abstractmethod
-    def _grid(self) -> Sequence[tuple[slice, slice]]:
-        """Ranges of samples and of outputs that together are all rows, each row once."""
-
-    @abstractmethod
-    def _tile(self, samples: slice, outputs: slice) -> Jacobian:
-        """The rows of one of these ranges."""
-
-    @abstractmethod
-    def _widened(self, dtype: np.dtype[Any]) -> Self:
-        """The same Jacobian in a wider precision; itself where that is not wider."""
-
-    @abstractmethod
-    def _add_product(self, v: NDArray[Any], out: NDArray[Any]) -> None:
-        """out (n, l, q) += J v, for v (m, q)."""
-
-    @abstractmethod
-    def _add_adjoint(self, u: NDArray[Any], out: NDArray[Any]) -> None:
-        """out (m, q) += Jᵀ u, for u (n, l, q)."""
-
-    progress: Shown = None
-    """Whether verbs that take several tiles show how far they are: None, with a bar on standard error after a second if
-    that is a terminal; False, not; True, whatever standard error is; or on a text stream."""
-
-    _solver_bytes: int | None = None  # most that `lstsq` may spend on an explicit matrix, where that is limited
-
-    # ---- what it is
-
-    def tiles(self) -> Iterator[tuple[slice, slice, Jacobian]]:
-        """Iterate over (samples, outputs, the Jacobian of those alone); together they are all rows, each once.
-
-        Examples
-        --------
-        >>> from netjac.examples import linear_layer
-        >>> J = linear_layer()
-        >>> total = np.zeros(J.m)
-        >>> for samples, outputs, tile in J.tiles():  # Jᵀ y, whatever the number of tiles
-        ...     total += tile.T @ J.y[samples, outputs].reshape(-1)
-        >>> np.allclose(total, J.T @ J.y.reshape(-1))
-        True
-        """
-        for samples, outputs in self._grid():
-            yield samples, outputs, self._tile(samples, outputs)
-
-    def _shown(self, what: str) -> Iterator[tuple[slice, slice, Jacobian]]:
-        """The tiles, with the rows of those that were used counted where that is to be seen."""
-        with Progress(what, self.shape[0], self.progress if len(self._grid()) > 1 else False) as bar:
-            for samples, outputs, tile in self.tiles():
-                yield samples, outputs, tile
-                bar.add(tile.shape[0])
-                del tile
+class JacobianOperator(Tilewise):
+    """Derivative of n samples' l outputs with respect to m parameters, as a SciPy operator of shape (n*l, m)."""
 
     @property
     def outputs(self) -> Any:
         """The outputs at which the derivative was taken, in the model's own structure and shapes; read-only views."""
         return self.output_space.pack(self.y)
-
-    def _combined(self, B: ArrayLike) -> tuple[NDArray[Any], NDArray[Any], OutputSpace]:
-        """For `scaled`: B (n, q, l) in the type of the result, B·y (n, q), and what the new rows are called."""
-        b = arguments.combinations(B, self.n, self.l)
-        dtype = arguments.real(np.result_type(self.dtype, b.dtype))
-        b = b.astype(dtype, copy=False)
-        y = np.matmul(b, self.y[:, :, None].astype(dtype, copy=False))[:, :, 0]
-        return b, y, OutputSpace.flat(b.shape[1], dtype.name)
 
     # ---- the operator protocol: J v, Jᵀ u
 
@@ -229,9 +131,7 @@ class JacobianOperator(LinearOperator, ABC):
         workers = arguments.threads(threads)
         shape = arrangement.shape(self.n, self.l, self.m)
         out = arguments.buffer(shape, out, dtype, self.dtype, f"the layout {layout!r}")
-        view = arrangement.view(np.asarray(out), self.n, self.l, self.m)
-        for samples, outputs, tile in self._shown("to_array"):
-            materialise.fill(tile.blocks, tile.cover, view[samples, outputs], threads=workers)
+        self._fill(arrangement.view(np.asarray(out), self.n, self.l, self.m), workers)
         return out
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
@@ -239,6 +139,81 @@ class JacobianOperator(LinearOperator, ABC):
             raise DataError("a Jacobian is kept as factors, so an array of it is always new; ask without copy=False.")
         matrix = self.to_array()
         return matrix if dtype is None else matrix.astype(dtype, copy=False)
+
+    # ---- parts of it
+
+    def columns(self, names: str | Sequence[str]) -> Self:
+        """Return the Jacobian with respect to the named variables alone, in the order given.
+
+        Parameters
+        ----------
+        names
+            One name or several; an end of a name that fits only one variable will do. With ``*``, ``?`` or ``[…]`` it
+            is a pattern of one variable or more, ``"hidden/*"``, which come in their own order.
+
+        Raises
+        ------
+        NameLookupError
+            Where a name or pattern fits no variable, a name fits several, or is given twice; the message lists names.
+        DtypeError
+            Where ``names`` are no names.
+
+        Examples
+        --------
+        >>> from netjac.examples import linear_layer
+        >>> linear_layer().columns("bias")
+        <Jacobian of 3 samples × 2 outputs with respect to 2 parameters: shape (6, 2), float64, ...>
+        >>> linear_layer().columns(["bias", "*"]).parameters.names
+        ('dense/bias', 'dense/kernel')
+        """
+        return self._columns(*self.parameters.select(arguments.names(names)))
+
+    def __getitem__(self, samples: Any) -> Jacobian | Self:
+        """Return the Jacobian of some samples: an integer (n = 1), a slice, integers or a boolean mask.
+
+        Raises
+        ------
+        SampleIndexError
+            An ``IndexError``: a sample is out of range, or a mask has another length than n.
+        DtypeError
+            Where ``samples`` is anything else, such as a pair of indices.
+        """
+        return self._samples(arguments.sample_index(samples, self.n))
+
+    def scaled(self, B: ArrayLike) -> Jacobian | Self:
+        """Return the Jacobian of B[n] · y[n], with B held fixed: rows combined per sample.
+
+        This is the chain rule with a derivative from outside: where a function of the outputs has the derivative B,
+        the result is the Jacobian of that function with respect to the parameters.
+
+        Parameters
+        ----------
+        B : (n, q, l)
+            Row i of sample n becomes the sum over j of ``B[n, i, j]`` times row j.
+
+        Returns
+        -------
+        Jacobian
+            Of shape (n*q, m); its ``y`` (n, q) is B·y, and its outputs are flat. The dtype is that of both together:
+            give a float32 B to stay in float32.
+
+        Raises
+        ------
+        ShapeError, DtypeError
+            Where B has another shape or is not real.
+
+        Examples
+        --------
+        >>> from netjac.examples import linear_layer
+        >>> J = linear_layer()
+        >>> loss_gradient = np.ones((3, 2))  # (n, l), from outside
+        >>> J.scaled(loss_gradient[:, None, :]).shape
+        (3, 8)
+        """
+        b = arguments.combinations(B, self.n, self.l)
+        b = b.astype(arguments.real(np.result_type(self.dtype, b.dtype)), copy=False)
+        y = np.matmul(b, self.y[:, :, None].astype(b.dtype, copy=False))[:, :, 0]
+        return self._scaled(b, y, OutputSpace.flat(b.shape[1], b.dtype.name))
 
     # ---- algebra
 
@@ -263,7 +238,7 @@ class JacobianOperator(LinearOperator, ABC):
         out : (n*l, n*l of other), optional
             Written to and returned.
         threads : int, optional
-            Tiles worked on at once; by default one, because BLAS spreads the products in it over the cores.
+            By default every core available to the process.
 
         Returns
         -------
@@ -288,12 +263,12 @@ class JacobianOperator(LinearOperator, ABC):
         if other is not None and other.parameters.shapes != self.parameters.shapes:
             raise ShapeError("gram(other) needs a Jacobian of the same variables: their shapes or their order differ.")
         columns = self if other is None else other
-        workers = 1 if threads is None else arguments.threads(threads)
+        workers = arguments.threads(threads)
         default = np.result_type(self.dtype, columns.dtype)
         out = arguments.buffer((self.shape[0], columns.shape[0]), out, dtype, default, "the Gram matrix")
         view = np.asarray(out).reshape(self.n, self.l, columns.n, columns.l)
         wide = None if other is None else other._widened(out.dtype)
-        _gram(self._widened(out.dtype), wide, view, workers)
+        self._widened(out.dtype)._gram(wide, view, workers)
         return out
 
     def normal(
@@ -333,12 +308,7 @@ class JacobianOperator(LinearOperator, ABC):
         """
         precision = arguments.floating(self.dtype if dtype is None else dtype)
         w = None if weights is None else arguments.row_weights(weights, self.n, self.l)
-        workers = arguments.threads(threads)
-        total = np.zeros((self.m, self.m), precision)
-        for samples, outputs, tile in self._widened(precision)._shown("normal"):
-            algebra.add_normal(tile.parts, None if w is None else w[samples, outputs], total, workers)
-        algebra.mirror(total)
-        return total
+        return self._normal(w, precision, arguments.threads(threads))
 
     def row_norms(self, squared: bool = False) -> NDArray[Any]:
         """Return the Euclidean norm of each row (n*l,), or its square: how much each output depends on all parameters.
@@ -350,10 +320,7 @@ class JacobianOperator(LinearOperator, ABC):
         >>> np.allclose(J.row_norms(), np.linalg.norm(np.asarray(J), axis=1))
         True
         """
-        by_sample = np.zeros((self.n, self.l), self.dtype)
-        for samples, outputs, tile in self._shown("row_norms"):
-            algebra.add_row_squares(tile.parts, by_sample[samples, outputs])
-        squares = by_sample.reshape(-1)
+        squares = self._row_squares().reshape(-1)
         return squares if squared else np.sqrt(squares, out=squares)
 
     def column_norms(self, squared: bool = False) -> NDArray[Any]:
@@ -366,9 +333,7 @@ class JacobianOperator(LinearOperator, ABC):
         >>> np.allclose(J.column_norms(), np.linalg.norm(np.asarray(J), axis=0))
         True
         """
-        squares = np.zeros(self.m, self.dtype)
-        for _, _, tile in self._shown("column_norms"):
-            algebra.add_column_squares(tile.parts, squares)
+        squares = self._column_squares()
         return squares if squared else np.sqrt(squares, out=squares)
 
     def lstsq(self, b: ArrayLike, damping: float = 0.0) -> NDArray[np.float64]:
@@ -406,23 +371,3 @@ class JacobianOperator(LinearOperator, ABC):
         penalty = arguments.damping(damping)
         wide = self._widened(np.dtype(np.float64))
         return algebra.solve(wide, target, penalty, self._solver_bytes)
-
-
-def _gram(rows: JacobianOperator, columns: JacobianOperator | None, out: NDArray[Any], threads: int) -> None:
-    """Write J Jᵀ, or J otherᵀ, into ``out`` (n, l, n of other, l of other), at most two tiles in memory at once."""
-    symmetric = columns is None
-    other = rows if columns is None else columns
-    with Progress("gram", out.size, rows.progress if len(rows._grid()) > 1 else False, "entries") as bar:
-        for r, i in rows._grid():
-            upper = rows._tile(r, i)
-            if symmetric:
-                algebra.gram(upper.parts, None, out[r, i, r, i], threads)
-                bar.add(out[r, i, r, i].size)
-            for c, j in other._grid():
-                if symmetric and (c, j) == (r, i):
-                    break
-                part = out[r, i, c, j]
-                algebra.gram(upper.parts, other._tile(c, j).parts, part, threads)
-                if symmetric:
-                    out[c, j, r, i] = part.transpose(2, 3, 0, 1)
-                bar.add(part.size * (2 if symmetric else 1))

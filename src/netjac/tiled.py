@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, Protocol, final
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from netjac import arguments, planning
+from netjac import planning
 from netjac.blocks.base import Block
 from netjac.jacobian import Jacobian
 from netjac.operator import JacobianOperator
@@ -118,7 +118,7 @@ class TiledJacobian(JacobianOperator):
         self._source = source
         self._whole = parameters, coverage
         self._names = names
-        self._samples = np.arange(self.n) if samples is None else samples
+        self._sample = np.arange(self.n) if samples is None else samples
         self._combinations = combinations
 
     def _with(self, **changes: Any) -> TiledJacobian:
@@ -135,7 +135,7 @@ class TiledJacobian(JacobianOperator):
             "coverage": coverage,
             "memory": self.memory,
             "dtype": self.dtype,
-            "samples": self._samples,
+            "samples": self._sample,
             "combinations": self._combinations,
             "names": self._names,
             "progress": self.progress,
@@ -179,13 +179,10 @@ class TiledJacobian(JacobianOperator):
             f"within {planning.in_words(self.memory)}>"
         )
 
-    def tiles(self) -> Iterator[tuple[slice, slice, Jacobian]]:
-        """Iterate over (samples, outputs, the Jacobian of those alone); see `netjac.Jacobian.tiles`.
-
-        A tile that cannot be allocated is tried again in halves, after a warning, and so are those after it.
-        """
+    def _tiles(self, ranges: Iterable[tuple[slice, slice]]) -> Iterator[tuple[slice, slice, Jacobian]]:
+        """A tile that cannot be allocated is tried again in halves, after a warning, and so are those after it."""
         most = self.n * self.l  # rows of a tile that could be allocated, as far as is known
-        waiting = deque(self._tiling)
+        waiting = deque(ranges)
         while waiting:
             samples, outputs = waiting.popleft()
             rows = (samples.stop - samples.start) * (outputs.stop - outputs.start)
@@ -212,7 +209,7 @@ class TiledJacobian(JacobianOperator):
         return self._tiling
 
     def _tile(self, samples: slice, outputs: slice) -> Jacobian:
-        index = self._samples[samples]
+        index = self._sample[samples]
         whole = outputs == slice(0, self.l)
         rows: slice | NDArray[Any] | None = None if whole else outputs
         if self._combinations is not None:
@@ -227,16 +224,11 @@ class TiledJacobian(JacobianOperator):
     def _widened(self, dtype: np.dtype[Any]) -> TiledJacobian:
         return self if np.can_cast(dtype, self.dtype) else self._with(dtype=dtype)
 
-    def _add_product(self, v: NDArray[Any], out: NDArray[Any]) -> None:
-        for samples, outputs, tile in self.tiles():
-            tile._add_product(v, out[samples, outputs])
-
     def _add_adjoint(self, u: NDArray[Any], out: NDArray[Any]) -> None:
         if u.shape[2] < self.l:
             self._add_combined(u, out)
-            return
-        for samples, outputs, tile in self.tiles():
-            tile._add_adjoint(u[samples, outputs], out)
+        else:
+            super()._add_adjoint(u, out)
 
     def _add_combined(self, u: NDArray[Any], out: NDArray[Any]) -> None:
         """The same by one backward pass for each of the q columns, instead of l: the columns are combinations of rows.
@@ -253,24 +245,15 @@ class TiledJacobian(JacobianOperator):
 
     # ---- parts of it
 
-    def columns(self, names: str | Sequence[str]) -> TiledJacobian:
-        """Return the Jacobian with respect to the named variables alone; see `netjac.Jacobian.columns`."""
-        chosen, _ = self.parameters.select(arguments.names(names))
-        return self._with(names=chosen.names)
+    def _columns(self, space: ParameterSpace, positions: Sequence[int]) -> TiledJacobian:
+        return self._with(names=space.names)
 
-    def __getitem__(self, samples: Any) -> Jacobian | TiledJacobian:
-        """Return the Jacobian of some samples, held if it fits the budget; see `netjac.Jacobian`."""
-        index = arguments.sample_index(samples, self.n)
+    def _samples(self, index: slice | NDArray[np.intp]) -> Jacobian | TiledJacobian:
         B = self._combinations
-        part = self._with(y=self.y[index], samples=self._samples[index], combinations=None if B is None else B[index])
+        part = self._with(y=self.y[index], samples=self._sample[index], combinations=None if B is None else B[index])
         return part.held()
 
-    def scaled(self, B: ArrayLike) -> Jacobian | TiledJacobian:
-        """Return the Jacobian of B[n] · y[n], B held fixed, held if it fits the budget; see `netjac.Jacobian.scaled`.
-
-        The q rows a sample are computed by q backward passes, not by l.
-        """
-        b, y, space = self._combined(B)
+    def _scaled(self, b: NDArray[Any], y: NDArray[Any], space: OutputSpace) -> Jacobian | TiledJacobian:
         if self._combinations is not None:
             b = b @ self._combinations.astype(b.dtype, copy=False)
         return self._with(y=y, output_space=space, dtype=b.dtype, combinations=b).held()

@@ -55,8 +55,8 @@ class DistributedJacobian(JacobianOperator):
     """A `netjac.Jacobian` whose factors are on the workers of a Dask cluster; made by `jacobian` or `evaluator`.
 
     The verbs are those of `netjac.Jacobian`, with arguments and results on the client. J v, Jᵀ u, Jᵀ J, norms and
-    `to_array` are computed where the tiles are. `gram`, `lstsq` with fewer rows than columns, and `tiles` bring the
-    factors to the client, tile by tile.
+    `to_array` are computed where the tiles are, by the threads that Dask gives each worker; ``threads=`` is of `gram`
+    alone. `gram`, `lstsq` with fewer rows than columns, and `tiles` bring the factors to the client, tile by tile.
 
     Parameters
     ----------
@@ -125,27 +125,11 @@ class DistributedJacobian(JacobianOperator):
 
     # ---- the explicit matrix
 
-    def to_array(
-        self,
-        layout: str = "(n l) m",
-        *,
-        out: NDArray[Any] | None = None,
-        dtype: DTypeLike | None = None,
-        threads: int | None = None,
-    ) -> NDArray[Any]:
-        """Return the explicit Jacobian, its axes arranged as asked; see `netjac.Jacobian.to_array`.
-
-        ``threads`` is checked alone: each worker uses those that Dask gives it.
-        """
-        parsed = parse(layout)
-        arguments.threads(threads)
-        array = arguments.buffer(parsed.shape(self.n, self.l, self.m), out, dtype, self.dtype, f"layout {layout!r}")
-        view = parsed.view(array, self.n, self.l, self.m)
+    def _fill(self, out: NDArray[Any], threads: int) -> None:
         whole = [slice(0, s.stop - s.start) for s in self._held.samples]
-        tasks = self._held.each(worker.dense, whole, "n l m", array.dtype)
+        tasks = self._held.each(worker.dense, whole, "n l m", out.dtype)
         for samples, part in zip(self._held.samples, self._held.cluster.gather(tasks), strict=True):
-            view[samples] = part
-        return array
+            out[samples] = part
 
     def to_dask(
         self, layout: str = "(n l) m", *, dtype: DTypeLike | None = None, chunk: float | str = "128 MiB"
@@ -188,52 +172,38 @@ class DistributedJacobian(JacobianOperator):
 
     # ---- algebra
 
-    def normal(
-        self, weights: ArrayLike | None = None, dtype: DTypeLike | None = None, threads: int | None = None
-    ) -> NDArray[Any]:
-        """Return Jᵀ J (m, m), or Jᵀ diag(w) J; see `netjac.Jacobian.normal`. ``threads`` is checked alone."""
-        precision = arguments.floating(self.dtype if dtype is None else dtype)
-        arguments.threads(threads)
-        rows = None if weights is None else self._held.cut(arguments.row_weights(weights, self.n, self.l))
-        return self._held.total(worker.normal, rows, precision).astype(precision, copy=False)
+    def _normal(self, weights: NDArray[np.float64] | None, dtype: np.dtype[Any], threads: int) -> NDArray[Any]:
+        rows = None if weights is None else self._held.cut(weights)
+        return self._held.total(worker.normal, rows, dtype).astype(dtype, copy=False)
 
-    def row_norms(self, squared: bool = False) -> NDArray[Any]:
-        """Return the Euclidean norm of each row (n*l,), or its square."""
+    def _row_squares(self) -> NDArray[Any]:
         parts = self._held.cluster.gather(self._held.each(worker.row_squares))
-        squares = np.concatenate(parts).astype(self.dtype, copy=False)
-        return squares if squared else np.sqrt(squares)
+        return np.concatenate(parts).astype(self.dtype, copy=False)
 
-    def column_norms(self, squared: bool = False) -> NDArray[Any]:
-        """Return the Euclidean norm of each column (m,), or its square."""
-        squares = self._held.total(worker.column_squares)
-        return (squares if squared else np.sqrt(squares)).astype(self.dtype, copy=False)
+    def _column_squares(self) -> NDArray[Any]:
+        return self._held.total(worker.column_squares).astype(self.dtype, copy=False)
 
     # ---- parts of it
 
-    def scaled(self, B: ArrayLike) -> DistributedJacobian:
-        """Return the Jacobian of B[n] · y[n], B held fixed; see `netjac.Jacobian.scaled`. B travels, in tiles."""
-        b, y, space = self._combined(B)
-        tiles = self._held.each(worker.scaled, self._held.cut(b))
-        return DistributedJacobian(replace(self._held, tiles=tiles), self.parameters, space, y, self.coverage, b.dtype)
-
-    def columns(self, chosen: str | Sequence[str]) -> DistributedJacobian:
-        """Return the Jacobian with respect to the named variables alone; see `netjac.Jacobian.columns`."""
-        space, positions = self.parameters.select(arguments.names(chosen))
+    def _columns(self, space: ParameterSpace, positions: Sequence[int]) -> DistributedJacobian:
         tiles = self._held.each(worker.columns, tuple(positions))
-        held, coverage = replace(self._held, tiles=tiles), self.coverage
+        held, coverage = replace(self._held, tiles=tiles), self.coverage.of(space.names)
         return DistributedJacobian(held, space, self.output_space, self.y, coverage, self.dtype)
 
-    def __getitem__(self, samples: Any) -> DistributedJacobian:
-        """Return the Jacobian of some samples, which stay where they are; see `netjac.Jacobian`."""
-        index = np.arange(self.n)[arguments.sample_index(samples, self.n)]
-        if not index.size:
+    def _samples(self, index: slice | NDArray[np.intp]) -> DistributedJacobian:
+        chosen = np.arange(self.n)[index]
+        if not chosen.size:
             raise DataError("a DistributedJacobian of no samples was asked for.")
         borders = [part.stop for part in self._held.samples]
         tiles, ranges, start = [], [], 0
-        for tile, run in groupby(index, key=lambda i: int(np.searchsorted(borders, i, side="right"))):
+        for tile, run in groupby(chosen, key=lambda i: int(np.searchsorted(borders, i, side="right"))):
             local = np.array(list(run)) - self._held.samples[tile].start
             tiles.append(self._held.cluster.submit(worker.run, worker.take, self._held.tiles[tile], local))
             ranges.append(slice(start, start + len(local)))
             start += len(local)
         held = Held(self._held.cluster, tiles, ranges, [None] * len(tiles))
-        return DistributedJacobian(held, self.parameters, self.output_space, self.y[index], self.coverage, self.dtype)
+        return DistributedJacobian(held, self.parameters, self.output_space, self.y[chosen], self.coverage, self.dtype)
+
+    def _scaled(self, b: NDArray[Any], y: NDArray[Any], space: OutputSpace) -> DistributedJacobian:
+        tiles = self._held.each(worker.scaled, self._held.cut(b))  # b travels, in tiles
+        return DistributedJacobian(replace(self._held, tiles=tiles), self.parameters, space, y, self.coverage, b.dtype)

@@ -12,7 +12,6 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from netjac import arguments
 from netjac.blocks.base import Block, Placement
 from netjac.blocks.dense import DenseBlock
 from netjac.errors import StoreError
@@ -166,7 +165,7 @@ class StoredJacobian(JacobianOperator):
             chosen, output_space, y, coverage, np.dtype(reader.content["dtype"]) if dtype is None else dtype
         )
         self._reader = reader
-        self._samples = np.arange(self.n) if samples is None else samples
+        self._sample = np.arange(self.n) if samples is None else samples
         self._combinations = combinations
         self._names = names
 
@@ -180,7 +179,7 @@ class StoredJacobian(JacobianOperator):
             "reader": self._reader,
             "output_space": self.output_space,
             "y": self.y,
-            "samples": self._samples,
+            "samples": self._sample,
             "combinations": self._combinations,
             "names": self._names,
             "dtype": self.dtype,
@@ -214,11 +213,11 @@ class StoredJacobian(JacobianOperator):
         blocks: list[Block] = []
         combinations = self._combinations
         if y.size and combinations is None:
-            blocks += reader.blocks(self._samples[samples], outputs)
+            blocks += reader.blocks(self._sample[samples], outputs)
         elif y.size and combinations is not None:
             b = combinations[samples]
             for some in reader.output_ranges:
-                blocks += [block.scaled(b[:, :, some]) for block in reader.blocks(self._samples[samples], some)]
+                blocks += [block.scaled(b[:, :, some]) for block in reader.blocks(self._sample[samples], some)]
         tile = Jacobian(self._whole, space, y, blocks, self._coverage, reader.content["dtype"])
         return (tile if self._names is None else tile.columns(self._names))._widened(self.dtype)
 
@@ -230,32 +229,15 @@ class StoredJacobian(JacobianOperator):
     def _widened(self, dtype: np.dtype[Any]) -> StoredJacobian:
         return self if np.can_cast(dtype, self.dtype) else self._with(dtype=dtype)
 
-    def _add_product(self, v: NDArray[Any], out: NDArray[Any]) -> None:
-        for samples, outputs, tile in self.tiles():
-            tile._add_product(v, out[samples, outputs])
+    def _columns(self, space: ParameterSpace, positions: Sequence[int]) -> StoredJacobian:
+        return self._with(names=space.names)
 
-    def _add_adjoint(self, u: NDArray[Any], out: NDArray[Any]) -> None:
-        for samples, outputs, tile in self.tiles():
-            tile._add_adjoint(u[samples, outputs], out)
-
-    def columns(self, names: str | Sequence[str]) -> StoredJacobian:
-        """Return the Jacobian with respect to the named variables alone; see `netjac.Jacobian.columns`."""
-        chosen, _ = self.parameters.select(arguments.names(names))
-        return self._with(names=chosen.names)
-
-    def __getitem__(self, samples: Any) -> Jacobian | StoredJacobian:
-        """Return the Jacobian of some samples, in memory where it is one tile; see `netjac.Jacobian`."""
-        index = arguments.sample_index(samples, self.n)
+    def _samples(self, index: slice | NDArray[np.intp]) -> Jacobian | StoredJacobian:
         B = self._combinations
-        part = self._with(y=self.y[index], samples=self._samples[index], combinations=None if B is None else B[index])
+        part = self._with(y=self.y[index], samples=self._sample[index], combinations=None if B is None else B[index])
         return part._held()
 
-    def scaled(self, B: ArrayLike) -> Jacobian | StoredJacobian:
-        """Return the Jacobian of B[n] · y[n], B held fixed, in memory where it is one tile.
-
-        See `netjac.Jacobian.scaled`.
-        """
-        b, y, space = self._combined(B)
+    def _scaled(self, b: NDArray[Any], y: NDArray[Any], space: OutputSpace) -> Jacobian | StoredJacobian:
         if self._combinations is not None:
             b = b @ self._combinations.astype(b.dtype, copy=False)
         return self._with(y=y, output_space=space, dtype=b.dtype, combinations=b)._held()
