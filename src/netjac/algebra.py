@@ -20,6 +20,7 @@ from scipy.sparse.linalg import lsmr
 from netjac import materialise, planning
 from netjac.blocks.base import Block
 from netjac.errors import DataError
+from netjac.pools import LIBRARIES, at_most
 
 DIRECT_SIZE = 20_000
 """Largest matrix that `solve` factorises (3.2 GB in double precision)."""
@@ -125,8 +126,9 @@ def gram(rows: Parts, columns: Parts | None, out: NDArray[Any], threads: int) ->
             a.add_gram(b, r, c, part)
 
     materialise.for_each(fill_tile, tiles, threads)
-    for a_group, b_group in shared:
-        _add_group(a_group, b_group, out, budget, symmetric)
+    with at_most(threads, "numpy"):
+        for a_group, b_group in shared:
+            _add_group(a_group, b_group, out, budget, symmetric, threads)
     if symmetric:
         for r, c in tiles:
             if r == c:
@@ -158,10 +160,10 @@ def _alike(a: Block, b: Block) -> bool:
     return place[0] == place[1] and (place[0] is not None or np.array_equal(a.columns(), b.columns()))
 
 
-def _add_group(rows: Parts, columns: Parts, out: NDArray[Any], budget: int, symmetric: bool) -> None:
+def _add_group(rows: Parts, columns: Parts, out: NDArray[Any], budget: int, symmetric: bool, threads: int) -> None:
     """Add J_group otherᵀ_group to ``out``: explicit rows of one, tile by tile, times the blocks of the other."""
     for c in planning.tiles(columns.n, columns.l * columns.m * out.itemsize, budget // 4):
-        explicit = columns.rows(c, out.dtype)
+        explicit = columns.rows(c, out.dtype, threads)
         vectors = explicit.reshape(-1, columns.m).T  # (m, tile * l)
         width = vectors.shape[1]
         for r in planning.tiles(rows.n, rows.l * width * out.itemsize, budget // 4):
@@ -193,17 +195,18 @@ def add_normal(parts: Parts, weights: NDArray[Any] | None, total: NDArray[Any], 
     budget = min(max(total.nbytes // 10, 1 << 22), _LARGE_TILE)
     if not m:
         return
-    for samples in planning.tiles(parts.n, parts.l * m * dtype.itemsize, budget):
-        rows = parts.rows(samples, dtype, threads).reshape(-1, m)
-        if weights is None:
-            _add_normal(rows, 1.0, total)
-            continue
-        w = weights[samples].reshape(-1)
-        rows *= np.sqrt(np.abs(w))[:, None].astype(dtype)
-        for sign in (1.0, -1.0):
-            chosen = np.sign(w) == sign
-            if np.any(chosen):
-                _add_normal(rows if np.all(chosen) else rows[chosen], sign, total)
+    with at_most(threads, *LIBRARIES):
+        for samples in planning.tiles(parts.n, parts.l * m * dtype.itemsize, budget):
+            rows = parts.rows(samples, dtype, threads).reshape(-1, m)
+            if weights is None:
+                _add_normal(rows, 1.0, total)
+                continue
+            w = weights[samples].reshape(-1)
+            rows *= np.sqrt(np.abs(w))[:, None].astype(dtype)
+            for sign in (1.0, -1.0):
+                chosen = np.sign(w) == sign
+                if np.any(chosen):
+                    _add_normal(rows if np.all(chosen) else rows[chosen], sign, total)
 
 
 def _add_normal(rows: NDArray[Any], sign: float, total: NDArray[Any]) -> None:

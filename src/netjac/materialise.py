@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from netjac import planning
 from netjac.blocks.base import Block, Placement
+from netjac.pools import at_most
 
 Item = TypeVar("Item")
 
@@ -154,10 +155,10 @@ def fill(
     n, l, m = out.shape
     if not out.size:
         return
-    if out.nbytes <= inline_bytes and tile_bytes is None:
-        _fill_tile(blocks, cover, out, slice(0, n))
-        return
     threads = available_cores() if threads is None else threads
+    if out.nbytes <= inline_bytes and tile_bytes is None:
+        for_each(lambda samples: _fill_tile(blocks, cover, out, samples), [slice(0, n)], threads)
+        return
     budget = TILE_BYTES if tile_bytes is None else tile_bytes
     tiles = planning.tiles(n, l * m * out.itemsize, budget, at_least=threads)
     if _slowest_axis(out) == 0 and len(tiles) >= threads:
@@ -211,24 +212,25 @@ def available_cores() -> int:
 def for_each(work: Callable[[Item], object], items: Sequence[Item], threads: int) -> None:
     """Call ``work`` on every item, from this thread and up to ``threads - 1`` others; returns when all is done.
 
-    After an error no further item is begun, and the error is raised. Calls from inside ``work`` cannot deadlock: who
-    waits has worked first, and takes back what nobody began.
+    NumPy's BLAS gets what that leaves of ``threads``: one where there are as many items. After an error no further item
+    is begun, and the error is raised. Calls from inside ``work`` cannot deadlock: who waits has worked first, and takes
+    back what nobody began.
     """
     workers = min(threads, len(items))
-    if workers <= 1:
-        for item in items:
-            work(item)
+    if not workers:
         return
+    share = threads // workers
     pending = deque(items)
 
     def drain() -> None:
         try:
-            while True:
-                try:
-                    item = pending.popleft()
-                except IndexError:
-                    return
-                work(item)
+            with at_most(share, "numpy"):
+                while True:
+                    try:
+                        item = pending.popleft()
+                    except IndexError:
+                        return
+                    work(item)
         except BaseException:
             pending.clear()
             raise

@@ -19,6 +19,7 @@ from netjac import api, arguments, data, planning, reductions
 from netjac import memory as system
 from netjac.errors import DataError, DtypeError, ShapeError
 from netjac.jacobian import Jacobian
+from netjac.pools import LIBRARIES, at_most
 from netjac.prefetch import ahead
 from netjac.progress import Progress, Shown, hidden
 from netjac.reductions import Reduced, RowValues
@@ -175,10 +176,13 @@ class Stream:
                 "array, a data set, or a function that returns a new iterator."
             )
         first = self.reduce(normal=True)
-        root = reductions.inverse_root(_given(first.normal), penalty)
+        with at_most(self._threads, *LIBRARIES):
+            root = reductions.inverse_root(_given(first.normal), penalty)
         found: list[NDArray[np.float64]] = []
         with closing(self._walk("leverage, second pass")) as tiles:
-            found += (reductions.leverages(tile.jacobian, root) for tile in tiles)
+            for tile in tiles:
+                with at_most(self._threads, *LIBRARIES):
+                    found.append(reductions.leverages(tile.jacobian, root))
         values = np.concatenate([np.zeros(0), *found])
         if len(values) != first.rows:
             raise DataError(f"the data gave {first.rows} rows in the first pass and {len(values)} in the second.")
@@ -229,8 +233,9 @@ class Stream:
             for tile in tiles:
                 wide = replace(tile, jacobian=tile.jacobian._widened(np.dtype(np.float64)))
                 del tile
-                for total in sums.values():
-                    total.add(wide)
+                with at_most(self._threads, *LIBRARIES):
+                    for total in sums.values():
+                        total.add(wide)
                 n = wide.samples.stop
                 rows += wide.jacobian.shape[0]
                 del wide
