@@ -33,6 +33,10 @@ class OnWorkers:
         self.size: int | None = self.space.size + 1
         self.known = known
 
+    def described(self) -> list[str]:
+        """See `netjac.optimize.sources.Source`."""
+        return [f"{self._placed.n} samples in {len(self._placed.samples)} tiles on the workers"]
+
     def evaluate(self, theta: Vector) -> Data:
         """See `netjac.optimize.sources.Source`."""
         placed, m = self._placed, self.space.size

@@ -11,7 +11,7 @@ import scipy.optimize
 from numpy.typing import ArrayLike, NDArray
 
 from netjac.errors import DataError, DtypeError, PicklingError, ShapeError
-from netjac.optimize import names
+from netjac.optimize import description, names
 from netjac.optimize.callbacks import Stopped
 from netjac.optimize.evaluations import Evaluated, Evaluations, Evaluator
 from netjac.optimize.identity import by_variable, named
@@ -54,6 +54,17 @@ class Problem(ABC, Generic[E]):
     @abstractmethod
     def _failure(self) -> BaseException | None:
         """What the code from outside raised at its last call."""
+
+    @abstractmethod
+    def _described(self) -> tuple[str, list[str]]:
+        """What is minimised, and a line for each network and its data."""
+
+    def __repr__(self) -> str:
+        value, data = self._described()
+        held = {"bounds": np.isfinite(self._bounds.lb) | np.isfinite(self._bounds.ub)}
+        if self._prior is not None:
+            held["prior"] = self._prior > 0
+        return description.of_problem(type(self).__name__, value, data, self._space, len(self._extra), held)
 
     # ---- θ
 

@@ -68,6 +68,8 @@ class External(Generic[A]):
 
     Attributes
     ----------
+    function
+        As given.
     failure : BaseException or None
         What the last call raised, if it did.
     """
@@ -82,7 +84,7 @@ class External(Generic[A]):
     ) -> None:
         if not callable(function):
             raise DtypeError(f"the external function must be callable, and is {function!r}.")
-        self._function, self._read = function, read
+        self.function, self._read = function, read
         self._outputs, self._extra = outputs, extra
         self._unchecked = check
         self._size: int | None = None
@@ -110,7 +112,7 @@ class External(Generic[A]):
         flat = np.array(y, np.float64)
         flat.flags.writeable = False
         given = (names.values(self._extra, extra),) if len(self._extra) else ()
-        return self._read(self._function(self._outputs.pack(flat), *given), flat.shape, self._extra)
+        return self._read(self.function(self._outputs.pack(flat), *given), flat.shape, self._extra)
 
     def _compare(self, y: NDArray[Any], extra: Vector, answer: A) -> None:
         rng = np.random.default_rng(0)

@@ -67,6 +67,10 @@ class Joint:
         """See `Source`."""
         return next((source.failure for source in self._sources if source.failure is not None), None)
 
+    def described(self) -> list[str]:
+        """See `Source`."""
+        return [line for source in self._sources for line in source.described()]
+
     def evaluate(self, theta: Vector) -> Data:
         """See `Source`."""
         parts = [s.evaluate(theta[columns]) for s, columns in zip(self._sources, self.columns, strict=True)]

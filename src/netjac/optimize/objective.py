@@ -27,6 +27,7 @@ from netjac.optimize import hessian, methods, names, options
 from netjac.optimize.base import Problem, network_evaluator
 from netjac.optimize.callbacks import Callback, Stopped, by_result
 from netjac.optimize.checkpoint import Fit
+from netjac.optimize.description import of_data, of_function
 from netjac.optimize.evaluations import EvaluatedJacobian, Evaluator
 from netjac.optimize.external import External, ObjectiveAnswer, objective_reader
 from netjac.optimize.losses import Vector
@@ -165,6 +166,9 @@ class Objective(Problem[_Evaluation]):
         space = evaluator.output_space
         self._external = External(external, objective_reader(space), space, own, check)
         self._prepare(names.together(evaluator.parameters, own), own, bounds, prior)
+
+    def _described(self) -> tuple[str, list[str]]:
+        return "a value from outside", [of_data(self._evaluator, of_function(self._external.function))]
 
     # ---- value and derivatives
 

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from netjac.errors import DataError, DtypeError, ShapeError
 from netjac.optimize import names, targets
+from netjac.optimize.description import of_data, of_function
 from netjac.optimize.evaluations import EvaluatedJacobian, Evaluator
 from netjac.optimize.external import External, ResidualAnswer, read_residual
 from netjac.optimize.losses import Vector
@@ -61,6 +62,9 @@ class Source(Protocol):
     def failure(self) -> BaseException | None:
         """What code from outside raised at its last call."""
 
+    def described(self) -> list[str]:
+        """A line for each network and its data; see `netjac.optimize.description`."""
+
     def evaluate(self, theta: Vector) -> Data:
         """The data at θ."""
 
@@ -89,6 +93,10 @@ class Targets:
         self.known: dict[str, NDArray[Any]] = {"targets": self._y}
         if self._root is not None:
             self.known["weights"] = self._root
+
+    def described(self) -> list[str]:
+        """See `Source`."""
+        return [of_data(self._evaluator, "targets" if self._root is None else "targets with weights")]
 
     def evaluate(self, theta: Vector) -> Data:
         """See `Source`."""
@@ -138,6 +146,11 @@ class FromOutside:
     def failure(self) -> BaseException | None:
         """See `Source`."""
         return self._external.failure
+
+    def described(self) -> list[str]:
+        """See `Source`."""
+        weighted = "" if self._weights is None else " with weights"
+        return [of_data(self._evaluator, of_function(self._external.function) + weighted)]
 
     def evaluate(self, theta: Vector) -> Data:
         """See `Source`."""

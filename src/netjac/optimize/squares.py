@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from netjac.errors import DataError
 from netjac.optimize import hessian, losses, options
 from netjac.optimize.base import Problem
+from netjac.optimize.description import counted
 from netjac.optimize.losses import Loss, Vector
 from netjac.optimize.residual import ResidualJacobian
 from netjac.optimize.sources import Data, Source
@@ -54,6 +55,11 @@ class Squares(Problem[Evaluation]):
         if size is None:
             size = self._at(self.x0).data.residual.size
         return size + (0 if self._prior is None else int(np.count_nonzero(self._prior))), self._space.size
+
+    def _described(self) -> tuple[str, list[str]]:
+        size, below = self._source.size, 0 if self._prior is None else int(np.count_nonzero(self._prior))
+        rows = "residuals that were not evaluated yet" if size is None else counted(size, "residual")
+        return rows + (f" and {below} of the prior" if below else ""), self._source.described()
 
     # ---- value and derivatives
 
