@@ -57,8 +57,19 @@ NORM_EPSILON = 1e-3
 CHANNELS = (8, 16)
 FLAT = 5 * 5 * CHANNELS[1]  # 28 → conv 26 → pool 13 → conv 11 → pool 5
 
-NETWORKS: dict[str, Network] = {
-    network.name: network
+
+class _Networks(dict[str, Network]):
+    """Networks by name; an MLP also by its widths, such as ``"10-64-32-2"``."""
+
+    def __missing__(self, name: str) -> Network:
+        try:
+            return mlp(*map(int, name.split("-")))
+        except ValueError as error:
+            raise KeyError(f"{name!r} is neither a network nor the widths of one, such as '10-64-32-2'.") from error
+
+
+NETWORKS = _Networks(
+    (network.name, network)
     for network in (
         mlp(1, 20, 1),
         mlp(10, 32, 32, 2),
@@ -69,7 +80,7 @@ NETWORKS: dict[str, Network] = {
         Network("ten-dense", "mlp", (20,), 3, (64,) * 9 + (3,)),
         Network("ten-mixed", "mixed", (16, 16, 3), 4),
     )
-}
+)
 
 
 def specs(network: Network) -> Specs:

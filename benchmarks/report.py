@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import subprocess
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
@@ -79,12 +80,11 @@ def commit() -> str:
         return "unknown"
 
 
-def as_data(results: Results, settings: Settings, where: Machine) -> dict[str, Any]:
-    """Everything, as plain data."""
+def circumstances(outcomes: Iterable[Outcome], settings: Settings, where: Machine) -> dict[str, Any]:
+    """When, where, with what and how the outcomes were measured, as plain data."""
     versions: dict[str, str] = {}
-    for outcomes in results.values():
-        for outcome in outcomes:
-            versions |= outcome.versions
+    for outcome in outcomes:
+        versions |= outcome.versions
     return {
         "date": date.today().isoformat(),
         "commit": commit(),
@@ -101,12 +101,21 @@ def as_data(results: Results, settings: Settings, where: Machine) -> dict[str, A
             "seconds a contender, after which it leaves the rounds": settings.budget_seconds,
             "time cap of one call in seconds": settings.cap_seconds,
         },
-        "figures": [asdict(figure) for figure in figures(results)],
-        "cases": {name: [_outcome(outcome) for outcome in outcomes] for name, outcomes in results.items()},
     }
 
 
-def _outcome(outcome: Outcome) -> dict[str, Any]:
+def as_data(results: Results, settings: Settings, where: Machine) -> dict[str, Any]:
+    """Everything, as plain data."""
+    every = [outcome for outcomes in results.values() for outcome in outcomes]
+    return {
+        **circumstances(every, settings, where),
+        "figures": [asdict(figure) for figure in figures(results)],
+        "cases": {name: [outcome_data(outcome) for outcome in outcomes] for name, outcomes in results.items()},
+    }
+
+
+def outcome_data(outcome: Outcome) -> dict[str, Any]:
+    """One contender's row, as plain data."""
     timing = outcome.timing
     return {
         "contender": outcome.contender.label,
@@ -125,12 +134,10 @@ def _outcome(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def as_markdown(results: Results, data: dict[str, Any]) -> str:
-    """The page to read."""
+def preamble(data: dict[str, Any]) -> list[str]:
+    """What `circumstances` says, in words."""
     where, settings = data["machine"], data["settings"]
-    titles = {case.name: case.title for case in CASES}
-    parts = [
-        f"# Benchmarks, {data['date']}, commit {data['commit']}",
+    return [
         f"{where['processor']}, {where['cores']} cores, {where['memory_gb']} GB; {where['system']}; "
         f"Python {where['python']}; transparent huge pages: {where['huge_pages']}.",
         ", ".join(f"{name} {version}" for name, version in data["versions"].items()) + ".",
@@ -139,6 +146,15 @@ def as_markdown(results: Results, data: dict[str, Any]) -> str:
         f"a contender, one working at a time, {settings['rounds']} rounds in alternation; no single call over "
         f"{settings['time cap of one call in seconds']:.0f} s. Load of the machine before the run: "
         f"{settings['load of the machine before']}.",
+    ]
+
+
+def as_markdown(results: Results, data: dict[str, Any]) -> str:
+    """The page to read."""
+    titles = {case.name: case.title for case in CASES}
+    parts = [
+        f"# Benchmarks, {data['date']}, commit {data['commit']}",
+        *preamble(data),
         "## Figures asked and reached\n\n"
         + table(
             ("what", "asked", "reached", "", "against"),

@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 
 from benchmarks.networks import NETWORKS, Network
 
-# Entries of J up to which every sample is compared with the reference; above it, SUBSET samples spread over the batch.
+# Entries of J up to which every sample is compared with the reference; above it, SUBSET samples spread over the batch,
+# or as many as have COMPARE_MOST entries, but two.
 COMPARE_ALL = 10_000_000
+COMPARE_MOST = 20_000_000
 SUBSET = 16
 
 
@@ -52,10 +54,11 @@ class Task:
 
 
 def compared_samples(n: int, entries_per_sample: int) -> tuple[int, ...]:
-    """All samples of a small Jacobian, `SUBSET` of them spread over the batch (first and last in) of a large one."""
-    if n <= SUBSET or n * entries_per_sample <= COMPARE_ALL:
+    """All samples of a small Jacobian, `SUBSET` or fewer spread over the batch (first and last in) of a large one."""
+    if n * entries_per_sample <= COMPARE_ALL:
         return tuple(range(n))
-    return tuple(int(i) for i in np.linspace(0, n - 1, SUBSET).round())
+    count = min(n, SUBSET, max(2, COMPARE_MOST // entries_per_sample))
+    return tuple(int(i) for i in np.linspace(0, n - 1, count).round())
 
 
 @dataclass(frozen=True)
