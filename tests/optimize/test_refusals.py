@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from scipy.sparse.linalg import LinearOperator
 
 import netjac as nj
 from netjac.optimize import OptionError
+from netjac.optimize.methods import METHODS, ROOT
 
 N = 12
 X = np.linspace(-1, 1, N)[:, None]
@@ -212,6 +214,50 @@ def test_constraints_and_options_of_other_kinds() -> None:
         objective.minimize("BFGS", options=3)
     with pytest.raises(OptionError, match="NoneType"):
         objective.minimize(lambda fun, x0, **_: None)
+
+
+CALL = re.compile(r"call (scipy\.optimize\..*); problem")
+
+
+@pytest.mark.parametrize("method", [*METHODS, "l-bfgs-b"])
+def test_a_method_for_values_says_how_it_is_called(method: str) -> None:
+    """And the call that the message shows works, without a warning."""
+    problem = squares_problem()
+    with pytest.raises(OptionError, match=r"is '.*'\. scipy.optimize.minimize has that one, for values") as caught:
+        problem.solve(method)
+    [call] = CALL.findall(str(caught.value))
+    result = eval(call, {"scipy": scipy, "problem": problem})
+    assert result.fun < problem.cost(problem.x0) / 10
+
+
+@pytest.mark.parametrize("method", ["hybr", "krylov", "anderson", "broyden1", "df-sane"])
+def test_a_method_for_roots_says_how_it_is_called(method: str) -> None:
+    c = tf.Variable([0.5, 0.5], dtype="float64")
+    at, y = np.array([[0.5], [1.0]]), np.array([1.5, 2.0])
+    problem = nj.LeastSquares(lambda x: c[0] + c[1] * x + 0.1 * c[0] * c[1], at, y, variables=[c])
+    with pytest.raises(OptionError, match=r"scipy.optimize.root has that one, for as many residuals") as caught:
+        problem.solve(method)
+    [call] = CALL.findall(str(caught.value))
+    result = eval(call, {"scipy": scipy, "problem": problem})
+    assert result.success
+    np.testing.assert_allclose(problem.fun(result.x), 0, atol=1e-4)
+
+
+def test_all_methods_for_roots_are_known() -> None:
+    known = set(re.findall(r"- '([\w-]+)'", scipy.optimize.root.__doc__ or ""))
+    assert known == {*ROOT, "lm"}
+
+
+@pytest.mark.parametrize("method", ["steepest", 3, None, ["trf"], "TRF"])
+def test_what_is_no_method(method: Any) -> None:
+    with pytest.raises(OptionError, match=r"method must be one of 'trf', 'dogbox', 'lm', 'netjac', and is .*\.$"):
+        squares_problem().solve(method)
+
+
+@pytest.mark.parametrize("method", ["trf", "lm", "netjac"])
+def test_a_method_for_residuals_is_none_for_values(method: str) -> None:
+    with pytest.raises(OptionError, match=rf"LeastSquares, with y or with residual=, has solve\('{method}'\)"):
+        value_problem(half_squares).minimize(method)
 
 
 # ---- what a callback is shown

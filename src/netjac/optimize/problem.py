@@ -25,7 +25,7 @@ import scipy.optimize
 from numpy.typing import ArrayLike
 
 from netjac.errors import DataError
-from netjac.optimize import callbacks, losses, minimizer, names, options, sources, targets
+from netjac.optimize import callbacks, losses, methods, minimizer, names, options, sources, targets
 from netjac.optimize.base import network_evaluator
 from netjac.optimize.checkpoint import Fit
 from netjac.optimize.evaluations import Evaluator
@@ -331,7 +331,7 @@ class LeastSquares(Squares):
         ----------
         method : {"trf", "dogbox", "lm", "netjac"}
             A method of `scipy.optimize.least_squares`, or `netjac.least_squares`. "lm" needs as many residuals as
-            parameters, and honours no bounds.
+            parameters, and honours no bounds. Methods of `scipy.optimize.minimize` take `cost` and `grad`.
         x0 : (M,), optional
             The start, moved into the bounds; by default the model's present parameters.
         max_nfev, ftol, xtol, gtol, f_scale, tr_solver, tr_options, verbose
@@ -392,7 +392,7 @@ class LeastSquares(Squares):
         seen before the exception goes on. A trial point whose residual is not finite is a rejected step; "lm" cannot
         step back, and ends there.
         """
-        options.one_of("method", method, options.METHODS)
+        methods.check_residuals(method)
         limits = self._bounds if bounds is None else names.bounds(self._space, bounds)
         options.check_bounds(method, limits)
         options.check_tr_options(method, tr_options)
