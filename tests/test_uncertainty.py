@@ -319,6 +319,21 @@ def test_variables_are_matched_and_constants_left_out() -> None:
         u.predict(J.columns("kernel"))
 
 
+def test_a_copy_of_the_model_is_another_model() -> None:
+    J, _, u = layer()
+    other, _, _ = layer()  # the same names, shapes and values, and variables of its own
+    np.testing.assert_array_equal(other.parameters.ravel(), J.parameters.ravel())
+    with pytest.raises(
+        NameLookupError, match="another model than the fitted one.*'dense/kernel'.* not the same objects"
+    ):
+        u.predict(other)
+    with pytest.raises(NameLookupError, match="another model than the fitted one"):
+        u.predict(other.columns("bias"))
+    other.parameters.segments = lay_out(["a", "b"], other.parameters.shapes, ["float64"] * 2)
+    with pytest.raises(NameLookupError, match="was fitted: it has 'a', 'b', and the fit 'dense/kernel', 'dense/bias'"):
+        u.predict(other)
+
+
 def test_a_model_that_was_trained_on_is_noticed() -> None:
     J, _, u = layer()
     u.predict(J)

@@ -222,7 +222,7 @@ class Uncertainty:
         Raises
         ------
         NameLookupError
-            If J has none of the fitted variables.
+            If J has none of the fitted variables, as that of a copy of the model, whose variables are others.
         DataError
             If the model no longer holds the fitted parameters.
         ShapeError
@@ -252,10 +252,14 @@ class Uncertainty:
         fitted = dict(zip(mine, self.parameters, strict=True))
         pairs = [(segment, fitted[key]) for segment, key in zip(J.parameters, keys, strict=True) if key in fitted]
         if not pairs:
-            raise NameLookupError(
-                f"none of the Jacobian's variables was fitted: it has {', '.join(map(repr, J.parameters.names))}, and "
-                f"the fit {', '.join(map(repr, self.parameters.names))}."
-            )
+            theirs, ours = (", ".join(map(repr, space.names)) for space in (J.parameters, self.parameters))
+            if set(J.parameters.names) & set(self.parameters.names):
+                raise NameLookupError(
+                    f"the Jacobian is of another model than the fitted one: its variables ({theirs}) are called like "
+                    "those of the fit, and are not the same objects. Take it of the very model, or variables=, that "
+                    "the LeastSquares problem was given."
+                )
+            raise NameLookupError(f"none of the Jacobian's variables was fitted: it has {theirs}, and the fit {ours}.")
         for there, here in pairs:
             if there.shape != here.shape:
                 raise ShapeError(f"{there.name!r} has shape {there.shape}, and was fitted as {here.shape}.")
