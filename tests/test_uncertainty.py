@@ -324,7 +324,7 @@ def test_a_copy_of_the_model_is_another_model() -> None:
     other, _, _ = layer()  # the same names, shapes and values, and variables of its own
     np.testing.assert_array_equal(other.parameters.ravel(), J.parameters.ravel())
     with pytest.raises(
-        NameLookupError, match="another model than the fitted one.*'dense/kernel'.* not the same objects"
+        NameLookupError, match=r"another model than the fitted one.*'dense/kernel'.* not the same objects"
     ):
         u.predict(other)
     with pytest.raises(NameLookupError, match="another model than the fitted one"):
