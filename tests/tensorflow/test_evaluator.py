@@ -121,6 +121,17 @@ def test_freezing_a_layer_changes_the_columns() -> None:
     assert check(model, X).shape == full.shape
 
 
+def test_variables_that_replace_others_are_the_columns() -> None:
+    model = small()
+    first = nj.jacobian(model, X).parameters
+    assert nj.jacobian(model, X).parameters is first  # laid out once
+    model.layers[0].enable_lora(2)
+    randomise(model.weights, seed=7)
+    J = check(model, X, random=False)
+    ends = [name.partition("/")[2] for name in J.parameters.names]
+    assert ends == ["bias", "lora_kernel_a", "lora_kernel_b", "kernel", "bias"]
+
+
 def test_unrolling_is_for_the_trace_alone(precision: str) -> None:
     model = keras.Sequential([keras.Input((3, 2)), L.LSTM(2), L.Dense(1)])
     check(model, RNG.normal(size=(2, 3, 2)))

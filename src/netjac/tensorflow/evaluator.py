@@ -18,16 +18,21 @@ from netjac import planning
 from netjac.errors import ModelError
 from netjac.jacobian import Jacobian
 from netjac.progress import Shown, hidden
+from netjac.spaces import ParameterSpace
 from netjac.tensorflow import forecast
 from netjac.tensorflow.extractor import Extractor
 from netjac.tensorflow.fingerprint import fingerprint
 from netjac.tensorflow.inputs import CrossExtractor, InputExtractor
+from netjac.tensorflow.layers import is_layer
 from netjac.tensorflow.precision import requested, wide_tensor
 from netjac.tensorflow.second import SecondProduct
 from netjac.tensorflow.trace import Signature, floating_type, parameter_space, signature_of
 from netjac.tiled import TiledJacobian
 
 _KEPT: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
+_COLUMNS: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], tuple[ParameterSpace, Any]]] = (
+    weakref.WeakKeyDictionary()
+)
 _LOCK = threading.RLock()
 T = TypeVar("T")
 
@@ -49,6 +54,17 @@ def _keep(model: Any, key: Any, make: Callable[[], T]) -> T:
             found = kept[part, key] = (made, fingerprint(model))  # after the trace, which may count its own calls
         result: T = found[0]
         return result
+
+
+def _columns(model: Any) -> ParameterSpace:
+    """The columns of a layer or a model, laid out once for as long as it trains the same variables."""
+    variables = tuple(model.trainable_variables)
+    key = tuple(map(id, variables))
+    with _LOCK:
+        kept = _COLUMNS.setdefault(model, {})
+        if not variables or key not in kept:
+            kept[key] = (parameter_space(model), variables)  # these too, so that none of their ids is another's later
+        return kept[key][0]
 
 
 class Evaluator:
@@ -158,7 +174,7 @@ def kept_with(model: Any, x: Any, variables: Sequence[Any] | None, make: Callabl
 def _extractor(
     model: Any, x: Any, variables: Sequence[Any] | None, dtype: str | None = None
 ) -> tuple[Extractor, list[Any], Any]:
-    parameters = parameter_space(model, variables)
+    parameters = _columns(model) if variables is None and is_layer(model) else parameter_space(model, variables)
     own = floating_type(parameters)
     signature, leaves = signature_of(x, dtype or own)
     if dtype is not None:  # traced in the model's own type
