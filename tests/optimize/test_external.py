@@ -77,6 +77,44 @@ def test_blocks_stay_factored_and_a_coupling_does_not_form_j() -> None:
     assert isinstance(problem.jac(problem.x0).data, Jacobian)
 
 
+MIXING = np.sin(np.arange(36.0))
+
+
+def test_a_coupling_may_have_an_axis_of_samples_and_one_of_outputs() -> None:
+    """Two outputs: the last two axes of dr are those of the outputs, in the order of rows."""
+    C = RNG.normal(size=(3, 12, 2))
+    for shape in ((3, 24), (3, 12, 2)):
+        problem = nj.LeastSquares(
+            network(outputs=2), X, residual=lambda y, s=shape: (np.einsum("dnl,nl->d", C, y), C.reshape(s))
+        )
+        theta = problem.x0
+        expected = difference(lambda t: np.einsum("dnl,nl->d", C, outputs_of(t, X, outputs=2)), theta)
+        np.testing.assert_allclose(problem.jac(theta), expected, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("r", "dr", "accepted"),
+    [
+        (
+            np.zeros(12),
+            np.zeros((12, 3)),
+            r"\(12, 1, 1\), blocks .* one sample each; or \(12, 12\) or \(12, 12, 1\), over",
+        ),
+        (np.zeros(5), np.zeros((12, 5)), r"dr must have the shape \(5, 12\) or \(5, 12, 1\), over all outputs"),
+        (
+            0.0,
+            np.zeros((2, 12)),
+            r"dr must have the shape \(1, 12\) or \(1, 12, 1\), or \(12, 1\) for the one residual",
+        ),
+        (np.zeros(12), scipy.sparse.eye_array(11), r"\(12, 12\) or .*; it has \(11, 11\)"),
+    ],
+)
+def test_a_derivative_of_the_wrong_shape_is_told_the_right_ones(r: Any, dr: Any, accepted: str) -> None:
+    problem = nj.LeastSquares(network(), X, residual=lambda y: (r, dr), check=False)
+    with pytest.raises(nj.ShapeError, match=accepted):
+        problem.fun(problem.x0)
+
+
 @pytest.mark.parametrize(
     ("r", "dr"),
     [
@@ -88,6 +126,14 @@ def test_blocks_stay_factored_and_a_coupling_does_not_form_j() -> None:
         (lambda y: np.stack([y, 2 * y], axis=2), lambda y: np.ones((12, 1, 2, 1)) * [[[[1.0], [2.0]]]]),
         (lambda y: np.hstack([y, 2 * y]).reshape(-1), lambda y: np.ones((12, 2, 1)) * [[[1.0], [2.0]]]),
         (lambda y: np.sum(y), lambda y: np.ones((1, 12))),
+        (lambda y: np.sum(y), lambda y: np.ones((12, 1))),
+        (lambda y: np.sum(y), lambda y: np.ones(12)),
+        (lambda y: np.sum(y, keepdims=True), lambda y: np.ones((1, 1, 12, 1))),
+        (lambda y: np.array([np.sum(y)]), lambda y: np.ones((12, 1))),
+        (lambda y: y.reshape(3, 4), lambda y: np.eye(12).reshape(3, 4, 12, 1)),
+        (lambda y: y.reshape(3, 4), lambda y: np.eye(12).reshape(12, 12, 1)),
+        (lambda y: y[:, 0], lambda y: np.eye(12)[:, :, None]),
+        (lambda y: MIXING.reshape(3, 12) @ y[:, 0], lambda y: MIXING.reshape(3, 12, 1)),
     ],
 )
 def test_every_shape_of_a_residual(r: Any, dr: Any) -> None:
@@ -152,7 +198,7 @@ def test_buffers_of_the_function_may_be_used_again() -> None:
             r"shape \(12, 1, 2\), blocks .* or \(12, 24\).*has \(11, 1\)",
         ),
         (lambda y: (y, np.ones((12, 2))), ShapeError, r"\(12, 2, 2\), blocks.*or \(24, 24\)"),
-        (lambda y: (y[:5, 0], np.ones((5, 12))), ShapeError, r"the shape \(5, 24\), a matrix.*has \(5, 12\)"),
+        (lambda y: (y[:5, 0], np.ones((5, 12))), ShapeError, r"the shape \(5, 24\) or .*has \(5, 12\)"),
         (lambda y: (y, scipy.sparse.eye_array(12)), ShapeError, r"has \(12, 12\)"),
         (lambda y: (y.astype(complex), y), DtypeError, "residual r must be an array of real numbers"),
         (lambda y: (y, "steep"), DtypeError, "derivative dr"),

@@ -251,7 +251,7 @@ def read_residual(raw: Any, shape: tuple[int, int], extra: ParameterSpace) -> Re
 
 
 def _residual_derivative(dr: Any, shape: tuple[int, ...], d: int, n: int, l: int) -> tuple[Any, Any]:
-    """Blocks (n, q, l), or a matrix (d, n*l) that couples samples."""
+    """Blocks (n, q, l), or a matrix (d, n*l) that couples samples, whose columns may be two axes, (d, n, l)."""
     if scipy.sparse.issparse(dr) or isinstance(dr, LinearOperator):
         given = dr.shape
         if given == (d, n * l):
@@ -263,12 +263,14 @@ def _residual_derivative(dr: Any, shape: tuple[int, ...], d: int, n: int, l: int
             return array.reshape(n, d // n if n else 0, l), None
         if array.ndim == 3 and n and given == (n, d // n, l) and d % n == 0:
             return array, None
-        if given == (d, n * l):
-            return None, array
-    by_sample = f"({n}, {d // n}, {l}), blocks that belong to one sample each, or " if n and d % n == 0 else ""
+        # With n = 1 these are also blocks, which were taken above: both say the same of one sample.
+        if given in ((d, n * l), (d, n, l), (*shape, n, l)) or (d == 1 and given in ((n, l), (n * l,))):
+            return None, array.reshape(d, n * l)
+    by_sample = f"({n}, {d // n}, {l}), blocks that belong to one sample each; or " if n and d % n == 0 else ""
+    one = f", or ({n}, {l}) for the one residual" if d == 1 else ""
     raise ShapeError(
         f"the residual has shape {shape} and the outputs are {n} samples of {l}, so its derivative dr must have the "
-        f"shape {by_sample}({d}, {n * l}), a matrix over all outputs; it has {given}."
+        f"shape {by_sample}({d}, {n * l}) or ({d}, {n}, {l}){one}, over all outputs of all samples; it has {given}."
     )
 
 

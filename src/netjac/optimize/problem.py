@@ -57,10 +57,10 @@ class LeastSquares(Squares):
     residual
         A function from outside, ``residual(outputs) → (r, dr)``: the outputs come as float64 arrays that cannot be
         written to, in the model's own structure; r is an array of any shape; dr its derivative with respect to the
-        outputs, (n, q, l) with r (n, q) where a row depends on the outputs of one sample, or (d, n*l) as an array, a
-        sparse matrix or a LinearOperator where d rows depend on all of them. With ``extra``: ``residual(outputs,
-        extra) → (r, dr, d_extra)``, extra a dict of values, d_extra a dict of derivatives, (*shape of r, *shape of the
-        value) each.
+        outputs, (n, q, l) with r (n, q) where a row depends on the outputs of one sample, or, where d rows depend on
+        all of them, (d, n*l) as an array, a sparse matrix or a LinearOperator, or an array (d, n, l). With ``extra``:
+        ``residual(outputs, extra) → (r, dr, d_extra)``, extra a dict of values, d_extra a dict of derivatives, (*shape
+        of r, *shape of the value) each.
     variables
         The parameters, for a model that is a plain callable.
     trainable
