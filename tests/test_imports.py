@@ -16,6 +16,8 @@ FOUNDATION = {"errors", "spaces", "sites"}
 JACOBIAN = {
     "layout",
     "planning",
+    "memory",
+    "allocation",
     "materialise",
     "arguments",
     "algebra",
@@ -36,18 +38,19 @@ ARROWS = {
     "layout": {"errors"},
     "planning": {"errors"},
     "memory": set(),
+    "allocation": {"planning"},
     "progress": {"errors"},
     "prefetch": set(),
     "data": {"errors"},
     "materialise": {"errors", "planning", "blocks", "pools"},
     "arguments": {"errors", "materialise"},
-    "algebra": {"errors", "planning", "blocks", "materialise", "pools"},
+    "algebra": {"errors", "planning", "allocation", "blocks", "materialise", "pools"},
     "transposed": {"errors", "arguments"},
     "tilewise": FOUNDATION | JACOBIAN - {"jacobian", "operator"},
     "operator": FOUNDATION | JACOBIAN - {"jacobian"},
     "jacobian": FOUNDATION | JACOBIAN | {"blocks"},
     "pools": set(),
-    "optimize": FOUNDATION | JACOBIAN | {"blocks", "pools", "api", "tensorflow"},
+    "optimize": FOUNDATION | JACOBIAN | {"blocks", "pools", "data", "api", "tensorflow"},
 }
 # Only these may import a framework; all but the folder itself inside a function (see the test that netjac is light).
 FRAMEWORK = {"tensorflow", "api", "optimize"}

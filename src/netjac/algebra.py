@@ -8,7 +8,7 @@ only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ from scipy.linalg import LinAlgError, blas, lapack, svd
 from scipy.sparse.linalg import lsmr
 
 from netjac import materialise, planning
+from netjac.allocation import Limit, attempts
 from netjac.blocks.base import Block
 from netjac.errors import DataError
 from netjac.pools import LIBRARIES, at_most
@@ -56,10 +57,13 @@ class Parts:
     m: int
     dtype: np.dtype[Any]
 
-    def rows(self, samples: slice, dtype: DTypeLike, threads: int = 1) -> NDArray[Any]:
-        """Explicit rows (samples, l, m)."""
-        taken = [block.take(samples) for block in self.blocks]
-        out = np.empty((samples.stop - samples.start, self.l, self.m), dtype)
+    def rows(self, samples: slice, dtype: DTypeLike, threads: int = 1, outputs: slice | None = None) -> NDArray[Any]:
+        """Explicit rows (samples, outputs, m), computed in ``dtype`` where that is wider; by default all outputs."""
+        chosen = slice(0, self.l) if outputs is None else outputs
+        taken = [block.take(samples, chosen) for block in self.blocks]
+        if not np.can_cast(dtype, self.dtype):
+            taken = [widened(block, np.dtype(dtype)) for block in taken]
+        out = np.empty((samples.stop - samples.start, chosen.stop - chosen.start, self.m), dtype)
         materialise.fill(taken, self.cover, out, threads=threads)
         return out
 
@@ -84,11 +88,6 @@ class Parts:
             variables.update(np.unique(np.searchsorted(starts, self.blocks[i].columns(), side="right") - 1).tolist())
         return [self.borders[variable] for variable in sorted(variables)]
 
-    def take(self, samples: slice) -> Parts:
-        """Some of the samples."""
-        blocks = tuple(block.take(samples) for block in self.blocks)
-        return Parts(blocks, self.cover, self.borders, samples.stop - samples.start, self.l, self.m, self.dtype)
-
 
 def widened(block: Block, dtype: np.dtype[Any]) -> Block:
     """The same block with its floating arrays in another precision: a block computes in that of its arrays."""
@@ -105,25 +104,40 @@ def widened(block: Block, dtype: np.dtype[Any]) -> Block:
 # ---- J Jᵀ
 
 
-def gram(rows: Parts, columns: Parts | None, out: NDArray[Any], threads: int) -> None:
-    """Write J Jᵀ, or J otherᵀ, into ``out`` (n, l, n of other, l of other); temporaries take a tenth of it at most."""
+def gram_work(l: int, other: int, out_bytes: int, itemsize: int) -> planning.Work:
+    """Temporaries of `gram`: a tenth of the result, or half a megabyte; at least those of a pair of samples.
+
+    ``l`` and ``other`` are the outputs a sample.
+    """
+    least = 2 * l * other * itemsize
+    return planning.Work(max(out_bytes // 10, 2 * _SMALL_TILE, least), least)
+
+
+def gram(rows: Parts, columns: Parts | None, out: NDArray[Any], threads: int, work: int) -> None:
+    """Write J Jᵀ, or J otherᵀ, into ``out`` (n, l, n of other, l of other), with ``work`` bytes of temporaries."""
     symmetric = columns is None
     other = rows if columns is None else columns
     if not out.size:
         return
     alone, shared = _pairs(rows, other)
-    budget = max(out.nbytes // 20, _SMALL_TILE)
+    budget = work // 2
     side = planning.square_tile(2 * rows.l * other.l * out.itemsize, budget // threads)
     row_tiles = planning.row_tiles(rows.n, -(-rows.n // side))
     column_tiles = row_tiles if symmetric else planning.row_tiles(other.n, -(-other.n // side))
     tiles = [(r, c) for i, r in enumerate(row_tiles) for j, c in enumerate(column_tiles) if not symmetric or j <= i]
 
-    def fill_tile(tile: tuple[slice, slice]) -> None:
-        r, c = tile
+    limit = Limit()
+
+    def fill_part(r: slice, c: slice) -> NDArray[Any]:
         part = out[r, :, c, :]
         part[...] = 0
         for a, b in alone:
             a.add_gram(b, r, c, part)
+        return part
+
+    def fill_tile(tile: tuple[slice, slice]) -> None:
+        for _ in attempts([tile], fill_part, lambda r, c: f"what J Jᵀ of {r} × {c} samples needs", limit):
+            pass
 
     materialise.for_each(fill_tile, tiles, threads)
     with at_most(threads, "numpy"):
@@ -162,17 +176,37 @@ def _alike(a: Block, b: Block) -> bool:
 
 def _add_group(rows: Parts, columns: Parts, out: NDArray[Any], budget: int, symmetric: bool, threads: int) -> None:
     """Add J_group otherᵀ_group to ``out``: explicit rows of one, tile by tile, times the blocks of the other."""
-    for c in planning.tiles(columns.n, columns.l * columns.m * out.itemsize, budget // 4):
-        explicit = columns.rows(c, out.dtype, threads)
-        vectors = explicit.reshape(-1, columns.m).T  # (m, tile * l)
+    for c, j, explicit in _explicit(columns, out.dtype, budget // 4, threads):
+        vectors = explicit.reshape(-1, columns.m).T  # (m, samples * outputs)
         width = vectors.shape[1]
-        for r in planning.tiles(rows.n, rows.l * width * out.itemsize, budget // 4):
-            if symmetric and r.stop <= c.start:
-                continue
-            product = np.zeros((r.stop - r.start, rows.l, width), out.dtype)
-            for block in rows.take(r).blocks:
-                block.add_product(vectors, product)
-            out[r, :, c, :] += product.reshape(product.shape[0], rows.l, -1, columns.l)
+
+        def multiplied(r: slice, i: slice, vectors: NDArray[Any] = vectors) -> NDArray[Any]:
+            product = np.zeros((r.stop - r.start, i.stop - i.start, vectors.shape[1]), out.dtype)
+            for block in rows.blocks:
+                block.take(r, i).add_product(vectors, product)
+            return product
+
+        some = [
+            (r, i)
+            for r, i in planning.row_ranges(rows.n, rows.l, width * out.itemsize, budget // 4)
+            if not symmetric or r.stop > c.start
+        ]
+        for r, i, product in attempts(some, multiplied, _named("J Jᵀ")):
+            out[r, i, c, j] += product.reshape(*product.shape[:2], c.stop - c.start, j.stop - j.start)
+            del product
+        del explicit, vectors, multiplied  # before the next is made
+
+
+def _explicit(
+    parts: Parts, dtype: DTypeLike, budget: int, threads: int = 1
+) -> Iterator[tuple[slice, slice, NDArray[Any]]]:
+    """Iterate over explicit rows (samples, outputs, m), within ``budget`` bytes."""
+    ranges = planning.row_ranges(parts.n, parts.l, parts.m * np.dtype(dtype).itemsize, budget)
+    return attempts(ranges, lambda s, o: parts.rows(s, dtype, threads, o), _named("explicit rows"))
+
+
+def _named(what: str) -> Callable[[int, int], str]:
+    return lambda samples, outputs: f"{what} of {samples} samples × {outputs} outputs"
 
 
 def mirror(square: NDArray[Any], step: int = 256) -> None:
@@ -189,24 +223,39 @@ def mirror(square: NDArray[Any], step: int = 256) -> None:
 # ---- Jᵀ J
 
 
-def add_normal(parts: Parts, weights: NDArray[Any] | None, total: NDArray[Any], threads: int) -> None:
-    """Lower part of total (m, m) += Jᵀ diag(weights) J, for weights (n, l) or None, by tiles of explicit rows."""
+def normal_work(m: int, itemsize: int) -> planning.Work:
+    """Temporaries of `add_normal`: a tenth of the result between 4 and 32 MiB; at least those of a row."""
+    least = 2 * m * itemsize
+    return planning.Work(max(min(max(m * m * itemsize // 10, 1 << 22), _LARGE_TILE), least), least)
+
+
+def add_normal(
+    parts: Parts, weights: NDArray[Any] | None, total: NDArray[Any], threads: int, work: int | None = None
+) -> None:
+    """Lower part of total (m, m) += Jᵀ diag(weights) J, for weights (n, l) or None, by tiles of explicit rows.
+
+    They are computed and summed in the type of ``total``, and take ``work`` bytes, by default those of `normal_work`.
+    """
     m, dtype = parts.m, total.dtype
-    budget = min(max(total.nbytes // 10, 1 << 22), _LARGE_TILE)
     if not m:
         return
+    budget = normal_work(m, dtype.itemsize).usual if work is None else work
+    ranges = planning.row_ranges(parts.n, parts.l, m * dtype.itemsize, budget)
+
+    def pieces(samples: slice, outputs: slice) -> list[tuple[NDArray[Any], float]]:
+        """Rows times the roots of their weights, and the sign of those."""
+        rows = parts.rows(samples, dtype, threads, outputs).reshape(-1, m)
+        if weights is None:
+            return [(rows, 1.0)]
+        w = weights[samples, outputs].reshape(-1)
+        rows *= np.sqrt(np.abs(w))[:, None].astype(dtype)
+        found = [(np.sign(w) == sign, sign) for sign in (1.0, -1.0)]
+        return [(rows if np.all(chosen) else rows[chosen], sign) for chosen, sign in found if np.any(chosen)]
+
     with at_most(threads, *LIBRARIES):
-        for samples in planning.tiles(parts.n, parts.l * m * dtype.itemsize, budget):
-            rows = parts.rows(samples, dtype, threads).reshape(-1, m)
-            if weights is None:
-                _add_normal(rows, 1.0, total)
-                continue
-            w = weights[samples].reshape(-1)
-            rows *= np.sqrt(np.abs(w))[:, None].astype(dtype)
-            for sign in (1.0, -1.0):
-                chosen = np.sign(w) == sign
-                if np.any(chosen):
-                    _add_normal(rows if np.all(chosen) else rows[chosen], sign, total)
+        for _, _, found in attempts(ranges, pieces, _named("explicit rows")):
+            while found:  # freed before the next ones are made
+                _add_normal(*found.pop(), total)
 
 
 def _add_normal(rows: NDArray[Any], sign: float, total: NDArray[Any]) -> None:
@@ -230,9 +279,9 @@ def add_row_squares(parts: Parts, out: NDArray[Any]) -> None:
         out += parts.blocks[i].row_squares()
     for which in parts.cover.shared:
         group = parts.group(which)
-        for samples in planning.tiles(parts.n, parts.l * group.m * parts.dtype.itemsize, _LARGE_TILE):
-            rows = group.rows(samples, parts.dtype)
-            out[samples] += np.einsum("nlm,nlm->nl", rows, rows)
+        for samples, outputs, rows in _explicit(group, parts.dtype, _LARGE_TILE):
+            out[samples, outputs] += np.einsum("nlm,nlm->nl", rows, rows)
+            del rows
 
 
 def add_column_squares(parts: Parts, out: NDArray[Any]) -> None:
@@ -242,9 +291,9 @@ def add_column_squares(parts: Parts, out: NDArray[Any]) -> None:
     for which in parts.cover.shared:
         group = parts.group(which)
         squares = np.zeros(group.m, parts.dtype)
-        for samples in planning.tiles(parts.n, parts.l * group.m * parts.dtype.itemsize, _LARGE_TILE):
-            rows = group.rows(samples, parts.dtype)
+        for _, _, rows in _explicit(group, parts.dtype, _LARGE_TILE):
             squares += np.einsum("nlm,nlm->m", rows, rows)
+            del rows
         for (start, stop), (begin, end) in zip(parts.touched(which), group.borders, strict=True):
             out[start:stop] += squares[begin:end]
 

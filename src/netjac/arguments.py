@@ -36,13 +36,13 @@ def floating(dtype: DTypeLike) -> np.dtype[Any]:
     return given
 
 
-def buffer(
+def result_type(
     shape: tuple[int, ...], out: NDArray[Any] | None, dtype: DTypeLike | None, default: np.dtype[Any], what: str
-) -> NDArray[Any]:
-    """``out`` if it fits, or a new array."""
+) -> np.dtype[Any]:
+    """The type of a result: what was asked for, or that of ``out``, which must fit."""
     wanted = None if dtype is None else floating(dtype)
     if out is None:
-        return np.empty(shape, default if wanted is None else wanted)
+        return default if wanted is None else wanted
     if not isinstance(out, np.ndarray):
         raise DtypeError(f"out must be a NumPy array, and is {describe(out)}.")
     if out.shape != shape:
@@ -53,7 +53,7 @@ def buffer(
         raise DtypeError(f"dtype={wanted.name!r} was asked for, and out has dtype {out.dtype}.")
     if not out.flags.writeable:
         raise DataError("out is read-only.")
-    return out
+    return out.dtype
 
 
 def threads(count: int | None) -> int:

@@ -126,6 +126,9 @@ class Jacobian(JacobianOperator):
         blocks = [algebra.widened(block, dtype) for block in self.blocks]
         return Jacobian(self.parameters, self.output_space, self.y, blocks, self.coverage, dtype)
 
+    def _copied(self, dtype: np.dtype[Any]) -> int:
+        return 0 if np.can_cast(dtype, self.dtype) else self.nbytes * dtype.itemsize // self.dtype.itemsize
+
     def _add_product(self, v: NDArray[Any], out: NDArray[Any]) -> None:
         for block in self.blocks:
             block.add_product(v, out)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from netjac import algebra, arguments
-from netjac.errors import DataError, DtypeError, ShapeError
+from netjac import algebra, arguments, planning
+from netjac import memory as system
+from netjac.errors import DataError, DtypeError, MemoryBudgetError, ShapeError
 from netjac.layout import parse
 from netjac.spaces import OutputSpace
 from netjac.tilewise import Tilewise
@@ -83,6 +85,35 @@ class JacobianOperator(Tilewise):
         self._add_adjoint(u.reshape(self.n, self.l, width), out)
         return out if u.ndim == 2 else out[:, 0]
 
+    def _room(
+        self,
+        memory: float | str | None,
+        what: str,
+        result: int,
+        work: planning.Work = planning.NO_WORK,
+        dtype: np.dtype[Any] | None = None,
+        other: JacobianOperator | None = None,
+    ) -> planning.Room:
+        """What tiles and temporaries of a verb may take, its result of so many bytes fitting too.
+
+        ``dtype`` is that in which the factors must be, ``other`` a second Jacobian that takes part.
+        """
+        if memory is None:
+            free = system.available() if result > system.SMALL else None
+            if free is not None and result > free:
+                raise MemoryBudgetError(
+                    f"{what} takes {planning.in_words(result)}, more than the {planning.in_words(free)} that are free; "
+                    f"memory={result} tries it all the same.",
+                    least=result,
+                )
+            return planning.Room(None, work.usual)
+        kinds = (self,) if other is None else (self, other)
+        copies = sum(J._copied(dtype or J.dtype) for J in kinds)
+        least = [J._least_tile(dtype or J.dtype) for J in kinds]
+        return planning.room(
+            planning.memory_bytes(memory), what, result, copies, work, [tile for tile in least if tile]
+        )
+
     # ---- the explicit matrix
 
     def to_array(
@@ -92,6 +123,7 @@ class JacobianOperator(Tilewise):
         out: NDArray[Any] | None = None,
         dtype: DTypeLike | None = None,
         threads: int | None = None,
+        memory: float | str | None = None,
     ) -> NDArray[Any]:
         """Return the explicit Jacobian, its axes arranged as asked.
 
@@ -106,6 +138,10 @@ class JacobianOperator(Tilewise):
             Real floating; by default that of ``out``, or else of the Jacobian.
         threads : int, optional
             By default every core available to the process.
+        memory : number of bytes or str, optional
+            Most that this call may take, such as ``"2 GiB"``: its result, unless it is ``out``, and tiles of factors
+            that are computed for it. A few megabytes of temporaries come on top. By default tiles keep the budget of
+            the Jacobian, and the result may take what the system has free.
 
         Returns
         -------
@@ -119,6 +155,8 @@ class JacobianOperator(Tilewise):
         ShapeError, DtypeError, DataError
             Where ``out`` does not fit, ``dtype`` is not real floating or differs from that of ``out``, or ``out`` is
             read-only. Nothing has been written then.
+        MemoryBudgetError
+            ``memory``, or what is free, is too little; the message states the least that works. Before any work.
 
         Examples
         --------
@@ -130,9 +168,12 @@ class JacobianOperator(Tilewise):
         arrangement = parse(layout)
         workers = arguments.threads(threads)
         shape = arrangement.shape(self.n, self.l, self.m)
-        out = arguments.buffer(shape, out, dtype, self.dtype, f"the layout {layout!r}")
-        self._fill(arrangement.view(np.asarray(out), self.n, self.l, self.m), workers)
-        return out
+        given = arguments.result_type(shape, out, dtype, self.dtype, f"the layout {layout!r}")
+        result = 0 if out is not None else prod(shape) * given.itemsize
+        room = self._room(memory, "the explicit matrix", result)
+        array = np.empty(shape, given) if out is None else out
+        self._within(room.tiles)._fill(arrangement.view(np.asarray(array), self.n, self.l, self.m), workers)
+        return array
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         if copy is False:
@@ -223,6 +264,7 @@ class JacobianOperator(Tilewise):
         dtype: DTypeLike | None = None,
         out: NDArray[Any] | None = None,
         threads: int | None = None,
+        memory: float | str | None = None,
     ) -> NDArray[Any]:
         """Return J Jᵀ (n*l, n*l), or J otherᵀ: the empirical tangent kernel, without forming J.
 
@@ -239,17 +281,22 @@ class JacobianOperator(Tilewise):
             Written to and returned.
         threads : int, optional
             By default every core available to the process.
+        memory : number of bytes or str, optional
+            Most that this call may take: its result, unless it is ``out``, tiles of factors that are computed for it,
+            and temporaries. By default tiles keep the budget of the Jacobian, temporaries take a tenth of the result,
+            or a few megabytes if that is more, and the result may take what the system has free.
 
         Returns
         -------
         (n*l, n*l of other) array
-            Exactly symmetric where ``other`` is None. Peak memory is that of the result and a tenth of
-            it, or a few megabytes if that is more.
+            Exactly symmetric where ``other`` is None.
 
         Raises
         ------
         ShapeError, DtypeError
             Where ``other`` is not a Jacobian with as many parameters, or ``out`` does not fit.
+        MemoryBudgetError
+            ``memory``, or what is free, is too little; the message states the least that works. Before any work.
 
         Examples
         --------
@@ -264,18 +311,23 @@ class JacobianOperator(Tilewise):
             raise ShapeError("gram(other) needs a Jacobian of the same variables: their shapes or their order differ.")
         columns = self if other is None else other
         workers = arguments.threads(threads)
-        default = np.result_type(self.dtype, columns.dtype)
-        out = arguments.buffer((self.shape[0], columns.shape[0]), out, dtype, default, "the Gram matrix")
-        view = np.asarray(out).reshape(self.n, self.l, columns.n, columns.l)
-        wide = None if other is None else other._widened(out.dtype)
-        self._widened(out.dtype)._gram(wide, view, workers)
-        return out
+        default, shape = np.result_type(self.dtype, columns.dtype), (self.shape[0], columns.shape[0])
+        given = arguments.result_type(shape, out, dtype, default, "the Gram matrix")
+        size = prod(shape) * given.itemsize
+        work = algebra.gram_work(self.l, columns.l, size, given.itemsize)
+        room = self._room(memory, "the Gram matrix", 0 if out is not None else size, work, given, other)
+        array = np.empty(shape, given) if out is None else out
+        view = np.asarray(array).reshape(self.n, self.l, columns.n, columns.l)
+        wide = None if other is None else other._widened(given)._within(room.tiles)
+        self._widened(given)._within(room.tiles)._gram(wide, view, workers, room.work)
+        return array
 
     def normal(
         self,
         weights: ArrayLike | None = None,
         dtype: DTypeLike | None = None,
         threads: int | None = None,
+        memory: float | str | None = None,
     ) -> NDArray[Any]:
         """Return Jᵀ J (m, m), or Jᵀ diag(w) J, accumulated over tiles of samples.
 
@@ -287,6 +339,10 @@ class JacobianOperator(Tilewise):
             Real floating, of the result and of the sums; by default the Jacobian's own.
         threads : int, optional
             By default every core available to the process.
+        memory : number of bytes or str, optional
+            Most that this call may take: its result, tiles of factors that are computed for it, and temporaries. By
+            default tiles keep the budget of the Jacobian, temporaries take a tenth of the result, between 4 and 32 MiB,
+            and the result may take what the system has free.
 
         Returns
         -------
@@ -297,6 +353,8 @@ class JacobianOperator(Tilewise):
         ------
         ShapeError, DataError, DtypeError
             Where the weights have another shape, or are not finite or not real.
+        MemoryBudgetError
+            ``memory``, or what is free, is too little; the message states the least that works. Before any work.
 
         Examples
         --------
@@ -308,10 +366,15 @@ class JacobianOperator(Tilewise):
         """
         precision = arguments.floating(self.dtype if dtype is None else dtype)
         w = None if weights is None else arguments.row_weights(weights, self.n, self.l)
-        return self._normal(w, precision, arguments.threads(threads))
+        workers = arguments.threads(threads)
+        work = algebra.normal_work(self.m, precision.itemsize)
+        room = self._room(memory, "Jᵀ J", self.m**2 * precision.itemsize, work)
+        return self._within(room.tiles)._normal(w, precision, workers, room.work)
 
-    def row_norms(self, squared: bool = False) -> NDArray[Any]:
+    def row_norms(self, squared: bool = False, memory: float | str | None = None) -> NDArray[Any]:
         """Return the Euclidean norm of each row (n*l,), or its square: how much each output depends on all parameters.
+
+        ``memory`` is as for `column_norms`.
 
         Examples
         --------
@@ -320,11 +383,25 @@ class JacobianOperator(Tilewise):
         >>> np.allclose(J.row_norms(), np.linalg.norm(np.asarray(J), axis=1))
         True
         """
-        squares = self._row_squares().reshape(-1)
+        room = self._room(memory, "the norms of the rows", self.shape[0] * self.dtype.itemsize)
+        squares = self._within(room.tiles)._row_squares().reshape(-1)
         return squares if squared else np.sqrt(squares, out=squares)
 
-    def column_norms(self, squared: bool = False) -> NDArray[Any]:
+    def column_norms(self, squared: bool = False, memory: float | str | None = None) -> NDArray[Any]:
         """Return the Euclidean norm of each column (m,), or its square: how much each parameter moves all outputs.
+
+        Parameters
+        ----------
+        squared
+            Whether to return the squares.
+        memory : number of bytes or str, optional
+            Most that this call may take: its result, and tiles of factors that are computed for it. A few megabytes of
+            temporaries come on top. By default tiles keep the budget of the Jacobian.
+
+        Raises
+        ------
+        MemoryBudgetError
+            ``memory`` is too little; the message states the least that works. Before any work.
 
         Examples
         --------
@@ -333,7 +410,8 @@ class JacobianOperator(Tilewise):
         >>> np.allclose(J.column_norms(), np.linalg.norm(np.asarray(J), axis=0))
         True
         """
-        squares = self._column_squares()
+        room = self._room(memory, "the norms of the columns", self.m * self.dtype.itemsize)
+        squares = self._within(room.tiles)._column_squares()
         return squares if squared else np.sqrt(squares, out=squares)
 
     def lstsq(self, b: ArrayLike, damping: float = 0.0) -> NDArray[np.float64]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from math import isfinite, isqrt
@@ -189,6 +190,86 @@ def tile_sizes(n: int, l: int, footprint: Footprint, budget: int) -> tuple[int, 
             least=first,
         )
     return 1, 1 + (budget - first) // (footprint.need(1, 2) - first)
+
+
+@dataclass(frozen=True)
+class Work:
+    """Bytes of temporaries: those that are usual, and the fewest that will do."""
+
+    usual: int
+    least: int
+
+
+NO_WORK = Work(0, 0)
+"""None that grow with the problem."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """Bytes that tiles of factors may take (None: as many as they may anyway), and temporaries."""
+
+    tiles: int | None
+    work: int
+
+
+def room(budget: int, what: str, result: int, copies: int, work: Work, tiles: Sequence[int]) -> Room:
+    """How a budget is shared by the result of a verb, copies of factors, temporaries and tiles.
+
+    Parameters
+    ----------
+    budget
+        Bytes for all.
+    what
+        The result, for a message.
+    result, copies
+        Bytes of the result, and of factors in another precision.
+    work
+        Temporaries.
+    tiles
+        Least bytes of tiles, for each Jacobian whose tiles are computed.
+
+    Raises
+    ------
+    MemoryBudgetError
+        Where they do not fit.
+
+    Examples
+    --------
+    >>> room(1000, "a matrix", result=500, copies=0, work=Work(100, 10), tiles=[50])
+    Room(tiles=400, work=100)
+    """
+    fixed, least = result + copies, len(tiles) * max(tiles, default=0)
+    need = fixed + work.least + least
+    if need > budget:
+        raise MemoryBudgetError(
+            f"{what} needs {in_words(need)} of memory, {in_words(result)} of them for itself, more than the budget of "
+            f"{in_words(budget)}; the least that works is memory={need}.",
+            least=need,
+        )
+    left = budget - fixed
+    if not tiles:
+        return Room(None, max(work.least, min(work.usual, left)))
+    share = max(work.least, min(work.usual, left // 2, left - least))
+    return Room((left - share) // len(tiles), share)
+
+
+def row_ranges(n: int, l: int, row_bytes: int, budget: int) -> list[tuple[slice, slice]]:
+    """Cut n samples' l outputs into ranges (samples, outputs) within ``budget`` bytes at so many a row; no row is cut.
+
+    All outputs of some samples; where those of one are too many, some outputs of one sample.
+
+    Examples
+    --------
+    >>> row_ranges(n=4, l=3, row_bytes=10, budget=60)
+    [(slice(0, 2, None), slice(0, 3, None)), (slice(2, 4, None), slice(0, 3, None))]
+    >>> row_ranges(n=1, l=3, row_bytes=10, budget=20)
+    [(slice(0, 1, None), slice(0, 2, None)), (slice(0, 1, None), slice(2, 3, None))]
+    """
+    rows = max(1, budget // max(1, row_bytes))
+    if not n * l:
+        return []
+    samples, outputs = max(1, rows // l), min(l, rows)
+    return list(product(row_tiles(n, -(-n // samples)), row_tiles(l, -(-l // outputs))))
 
 
 def halves(samples: slice, outputs: slice) -> list[tuple[slice, slice]]:

@@ -262,6 +262,9 @@ def check_transforms(block: Block, dense: NDArray[Any], tol: float, rng: np.rand
     index = np.sort(rng.integers(0, n, 4)) if n else np.zeros(0, np.intp)
     for what, samples in (("indices", index), ("a slice", slice(n // 2, n)), ("none", slice(0, 0))):
         _check_explicit(block.take(samples), dense[samples], f"take {what}", tol)
+        _check_explicit(
+            block.take(samples, slice(l // 3, l)), dense[samples][:, l // 3 :], f"take outputs, {what}", tol
+        )
     for q in (0, 1, l + 2):
         b = rng.standard_normal((n, q, l))
         _check_explicit(block.scaled(b), b @ dense, f"scaled to {q} rows", 10 * tol)

@@ -7,8 +7,6 @@ them, one held and one being computed, stay within a memory budget.
 
 from __future__ import annotations
 
-import warnings
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, Protocol, final
@@ -17,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from netjac import planning
+from netjac.allocation import Limit, attempt, attempts
 from netjac.blocks.base import Block
 from netjac.jacobian import Jacobian
 from netjac.operator import JacobianOperator
@@ -70,6 +69,8 @@ class TiledJacobian(JacobianOperator):
         The variables, by their full names, where not all are columns.
     progress
         Whether verbs show how far they are; as for `netjac.jacobian`.
+    limit
+        Rows of a tile that could be allocated, as far as is known.
 
     Attributes
     ----------
@@ -108,6 +109,7 @@ class TiledJacobian(JacobianOperator):
         combinations: NDArray[Any] | None = None,
         names: Sequence[str] | None = None,
         progress: Shown = None,
+        limit: Limit | None = None,
     ) -> None:
         chosen = parameters if names is None else parameters.select(names)[0]
         covered = coverage if names is None else coverage.of(names)
@@ -120,6 +122,7 @@ class TiledJacobian(JacobianOperator):
         self._names = names
         self._sample = np.arange(self.n) if samples is None else samples
         self._combinations = combinations
+        self._limit = Limit() if limit is None else limit
 
     def _with(self, **changes: Any) -> TiledJacobian:
         """The same with other arguments."""
@@ -139,6 +142,7 @@ class TiledJacobian(JacobianOperator):
             "combinations": self._combinations,
             "names": self._names,
             "progress": self.progress,
+            "limit": self._limit,
         }
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -165,9 +169,13 @@ class TiledJacobian(JacobianOperator):
         return planning.tile_grid(self.n, self.l, self.footprint, self.memory)
 
     def held(self) -> Jacobian | TiledJacobian:
-        """Return a `Jacobian` that holds all its factors if they fit the budget, else this."""
+        """Return a `Jacobian` that holds all its factors if they fit the budget and can be allocated, else this."""
         if not self.n * self.l or self.footprint.peak(self.n, self.l) <= self.memory:
-            return self._tile(slice(0, self.n), slice(0, self.l))
+            whole = slice(0, self.n), slice(0, self.l)
+            tile = attempt(self._tile, *whole, _named(self.n, self.l), self._limit)
+            if tile is not None:
+                return tile
+            return self._within(max(self.footprint.peak(self.n, self.l) // 2, self._least_tile(self.dtype)))
         _ = self._tiling  # raises where the budget is too small
         return self
 
@@ -181,29 +189,7 @@ class TiledJacobian(JacobianOperator):
 
     def _tiles(self, ranges: Iterable[tuple[slice, slice]]) -> Iterator[tuple[slice, slice, Jacobian]]:
         """A tile that cannot be allocated is tried again in halves, after a warning, and so are those after it."""
-        most = self.n * self.l  # rows of a tile that could be allocated, as far as is known
-        waiting = deque(ranges)
-        while waiting:
-            samples, outputs = waiting.popleft()
-            rows = (samples.stop - samples.start) * (outputs.stop - outputs.start)
-            tile = self._attempt(samples, outputs) if rows <= most else None
-            if tile is not None:
-                yield samples, outputs, tile
-                del tile  # what is computed next has its place
-            else:
-                most = min(most, -(-rows // 2))
-                waiting.extendleft(reversed(planning.halves(samples, outputs)))
-
-    def _attempt(self, samples: slice, outputs: slice) -> Jacobian | None:
-        """A tile; None, after a warning, where it cannot be allocated and can be cut."""
-        try:
-            return self._tile(samples, outputs)
-        except MemoryError:
-            if not planning.halves(samples, outputs):
-                raise
-        count = f"{samples.stop - samples.start} samples × {outputs.stop - outputs.start} outputs"
-        warn_of_smaller_tiles(f"a tile of {count}", 4)
-        return None
+        return attempts(ranges, self._tile, _named, self._limit)
 
     def _grid(self) -> Sequence[tuple[slice, slice]]:
         return self._tiling
@@ -220,6 +206,12 @@ class TiledJacobian(JacobianOperator):
         blocks = self._source.blocks(index, rows) if y.size else ()
         tile = Jacobian(parameters, space, y, blocks, coverage, self._source.dtype)
         return (tile if self._names is None else tile.columns(self._names))._widened(self.dtype)
+
+    def _within(self, memory: int | None) -> TiledJacobian:
+        return self if memory is None else self._with(memory=memory)
+
+    def _least_tile(self, dtype: np.dtype[Any]) -> int:
+        return self._widened(dtype).footprint.need(1, 1)
 
     def _widened(self, dtype: np.dtype[Any]) -> TiledJacobian:
         return self if np.can_cast(dtype, self.dtype) else self._with(dtype=dtype)
@@ -259,10 +251,5 @@ class TiledJacobian(JacobianOperator):
         return self._with(y=y, output_space=space, dtype=b.dtype, combinations=b).held()
 
 
-def warn_of_smaller_tiles(what: str, stacklevel: int) -> None:
-    """Say that memory ran out, and that it is tried again with less."""
-    warnings.warn(
-        f"{what} could not be allocated, and is tried again in smaller tiles; give memory=... to begin with less.",
-        RuntimeWarning,
-        stacklevel + 1,
-    )
+def _named(samples: int, outputs: int) -> str:
+    return f"a tile of {samples} samples × {outputs} outputs"

@@ -61,7 +61,6 @@ class Tilewise(LinearOperator, ABC):
     that is a terminal; False, not; True, whatever standard error is; or on a text stream."""
 
     _solver_bytes: int | None = None  # most that `lstsq` may spend on an explicit matrix, where that is limited
-
     # ---- what a kind provides
 
     @abstractmethod
@@ -135,21 +134,33 @@ class Tilewise(LinearOperator, ABC):
         for samples, outputs, tile in self._shown("to_array"):
             materialise.fill(tile.blocks, tile.cover, out[samples, outputs], threads=threads)
 
-    def _gram(self, other: Tilewise | None, out: NDArray[Any], threads: int) -> None:
+    def _within(self, memory: int | None) -> Self:
+        """The same Jacobian, tiles that are computed for it within ``memory`` bytes; None for the budget they have."""
+        return self
+
+    def _least_tile(self, dtype: np.dtype[Any]) -> int:
+        """Bytes of the smallest tiles that can be computed for it, in ``dtype``; 0 where none are."""
+        return 0
+
+    def _copied(self, dtype: np.dtype[Any]) -> int:
+        """Bytes of copies of the factors that `_widened` makes."""
+        return 0
+
+    def _gram(self, other: Tilewise | None, out: NDArray[Any], threads: int, work: int) -> None:
         """Write J Jᵀ, or J otherᵀ, into ``out`` (n, l, n of other, l of other), two tiles in memory at once at most.
 
-        The sums are in the precision of ``out``, which is no narrower than that of either.
+        The sums are in the precision of ``out``, which is no narrower than that of either, and take ``work`` bytes.
         """
         columns = self if other is None else other
         done: list[tuple[slice, slice]] = []
         with Progress("gram", out.size, self.progress if len(self._grid()) > 1 else False, "entries") as bar:
             for r, i, rows in self.tiles():
                 if other is None:
-                    algebra.gram(rows.parts, None, out[r, i, r, i], threads)
+                    algebra.gram(rows.parts, None, out[r, i, r, i], threads, work)
                     bar.add(out[r, i, r, i].size)
                 for c, j, some in columns._tiles(tuple(done) if other is None else columns._grid()):
                     part = out[r, i, c, j]
-                    algebra.gram(rows.parts, some.parts, part, threads)
+                    algebra.gram(rows.parts, some.parts, part, threads, work)
                     del some  # what is computed next has its place
                     if other is None:
                         out[c, j, r, i] = part.transpose(2, 3, 0, 1)
@@ -157,11 +168,14 @@ class Tilewise(LinearOperator, ABC):
                 done.append((r, i))
                 del rows
 
-    def _normal(self, weights: NDArray[np.float64] | None, dtype: np.dtype[Any], threads: int) -> NDArray[Any]:
-        """Jᵀ J (m, m), or Jᵀ diag(w) J for weights (n, l), summed in ``dtype``; exactly symmetric."""
+    def _normal(
+        self, weights: NDArray[np.float64] | None, dtype: np.dtype[Any], threads: int, work: int
+    ) -> NDArray[Any]:
+        """Jᵀ J (m, m), or Jᵀ diag(w) J for weights (n, l), summed in ``dtype`` with ``work`` bytes; symmetric."""
         total = np.zeros((self.m, self.m), dtype)
-        for samples, outputs, tile in self._widened(dtype)._shown("normal"):
-            algebra.add_normal(tile.parts, None if weights is None else weights[samples, outputs], total, threads)
+        for samples, outputs, tile in self._shown("normal"):
+            w = None if weights is None else weights[samples, outputs]
+            algebra.add_normal(tile.parts, w, total, threads, work)
         algebra.mirror(total)
         return total
 

@@ -238,8 +238,8 @@ class Block(ABC):
         """out (m,) += sum over the rows of the squared entries."""
 
     @abstractmethod
-    def take(self, samples: NDArray[np.intp] | slice) -> Self:
-        """The same columns for some of the samples."""
+    def take(self, samples: NDArray[np.intp] | slice, outputs: slice = slice(None)) -> Self:
+        """The same columns for some of the samples, and for a range of the outputs."""
 
     @abstractmethod
     def scaled(self, b: NDArray[Any]) -> Self:

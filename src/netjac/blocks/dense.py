@@ -87,8 +87,8 @@ class DenseBlock(Block):
         view = self.placement.view(out)
         view += np.einsum("nle,nle->e", self.values, self.values).reshape(view.shape)
 
-    def take(self, samples: NDArray[np.intp] | slice) -> Self:
-        return type(self)(self.values[samples], self.placement)
+    def take(self, samples: NDArray[np.intp] | slice, outputs: slice = slice(None)) -> Self:
+        return type(self)(self.values[samples][:, outputs], self.placement)
 
     def scaled(self, b: NDArray[Any]) -> Self:
         return type(self)(b @ self.values, self.placement)

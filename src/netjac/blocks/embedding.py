@@ -133,8 +133,8 @@ class EmbeddingBlock(Block):
             place = self._unravel(index)
             view[place] += sums.reshape(view[place].shape)
 
-    def take(self, samples: NDArray[np.intp] | slice) -> Self:
-        return type(self)(self.indices[samples], self.D[samples], self.placement)
+    def take(self, samples: NDArray[np.intp] | slice, outputs: slice = slice(None)) -> Self:
+        return type(self)(self.indices[samples], self.D[samples][:, outputs], self.placement)
 
     def scaled(self, b: NDArray[Any]) -> Self:
         D = b @ self.D.reshape(self.n, self.l, self.p * self.c)

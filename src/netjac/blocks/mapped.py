@@ -101,8 +101,8 @@ class MappedBlock(Block):
         for _, J in self._explicit(slice(0, self.n)):
             out[self._place] += np.einsum("nle,nle->e", J, J)
 
-    def take(self, samples: NDArray[np.intp] | slice) -> Self:
-        return type(self)(self.inner.take(samples), self.T, self.where)
+    def take(self, samples: NDArray[np.intp] | slice, outputs: slice = slice(None)) -> Self:
+        return type(self)(self.inner.take(samples, outputs), self.T, self.where)
 
     def scaled(self, b: NDArray[Any]) -> Self:
         return type(self)(self.inner.scaled(b), self.T, self.where)

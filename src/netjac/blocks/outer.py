@@ -180,8 +180,8 @@ class OuterBlock(Block):
                 squares = np.einsum("nlgkc,nlgkc->gkc", J, J)
             view += squares.reshape(view.shape)
 
-    def take(self, samples: NDArray[np.intp] | slice) -> Self:
-        return type(self)(self.A[samples], self.D[samples], self.placement)
+    def take(self, samples: NDArray[np.intp] | slice, outputs: slice = slice(None)) -> Self:
+        return type(self)(self.A[samples], self.D[samples][:, outputs], self.placement)
 
     def scaled(self, b: NDArray[Any]) -> Self:
         D = (b @ self._D).reshape(self.n, b.shape[1], self.p, self.g, self.c)

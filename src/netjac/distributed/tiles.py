@@ -172,7 +172,9 @@ class DistributedJacobian(JacobianOperator):
 
     # ---- algebra
 
-    def _normal(self, weights: NDArray[np.float64] | None, dtype: np.dtype[Any], threads: int) -> NDArray[Any]:
+    def _normal(
+        self, weights: NDArray[np.float64] | None, dtype: np.dtype[Any], threads: int, work: int
+    ) -> NDArray[Any]:
         rows = None if weights is None else self._held.cut(weights)
         return self._held.total(worker.normal, rows, dtype).astype(dtype, copy=False)
 

@@ -15,6 +15,7 @@ import tensorflow as tf
 from numpy.typing import ArrayLike, NDArray
 
 from netjac import planning
+from netjac.allocation import Limit
 from netjac.errors import ModelError
 from netjac.jacobian import Jacobian
 from netjac.progress import Shown, hidden
@@ -89,14 +90,15 @@ class Evaluator:
         self.parameters = extractor.parameters
         self.output_space = extractor.output_space
         self.dtype = extractor.dtype
+        self._limit = Limit()
         self._second: SecondProduct | None = None
 
     def evaluate(self, theta: ArrayLike | None = None, memory: float | str | None = None) -> Jacobian | TiledJacobian:
         """The Jacobian at the vector ``theta`` (m,), or at the present weights; the model's weights are not touched.
 
-        ``memory`` as for `netjac.jacobian`.
+        ``memory`` as for `netjac.jacobian`. What once could not be allocated is not tried again.
         """
-        return self._extractor.evaluate(self._x, theta, memory)
+        return self._extractor.evaluate(self._x, theta, memory, self._limit)
 
     @property
     def footprint(self) -> planning.Footprint:

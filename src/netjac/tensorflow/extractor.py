@@ -11,6 +11,7 @@ import tensorflow as tf
 from numpy.typing import ArrayLike, NDArray
 
 from netjac import factor, planning
+from netjac.allocation import Limit, attempt
 from netjac.blocks.base import Block
 from netjac.jacobian import Jacobian
 from netjac.sites import SiteForm, SiteValues, UseSite
@@ -22,7 +23,7 @@ from netjac.tensorflow.footprint import footprint
 from netjac.tensorflow.frozen import FrozenNetwork
 from netjac.tensorflow.recheck import Recheck, suspect
 from netjac.tensorflow.trace import Signature, Trace, trace
-from netjac.tiled import TiledJacobian, warn_of_smaller_tiles
+from netjac.tiled import TiledJacobian
 
 PROBE_BYTES = 256 << 20
 """Factors of the probe's few samples may take that much; the probe tiles more."""
@@ -83,24 +84,30 @@ class Extractor:
         return self._sites
 
     def evaluate(
-        self, x: Sequence[Any], theta: ArrayLike | None = None, memory: float | str | None = None
+        self,
+        x: Sequence[Any],
+        theta: ArrayLike | None = None,
+        memory: float | str | None = None,
+        limit: Limit | None = None,
     ) -> Jacobian | TiledJacobian:
         """The Jacobian at ``x`` (tensors) and the vector ``theta`` (m,), or at the variables' present values.
 
-        Tiled where its factors would take more than ``memory``, or cannot be allocated.
+        Tiled where its factors would take more than ``memory``, or cannot be allocated, which ``limit`` then knows.
         """
         budget = None if memory is None else planning.memory_bytes(memory)
-        n = int(x[0].shape[0])
+        limit = Limit() if limit is None else limit
+        n, l = int(x[0].shape[0]), self.output_space.size
         if n == 0:
             return self._empty()
         vector = self._vector(theta)
-        peak = self.footprint.peak(n, self.output_space.size)
+        peak = self.footprint.peak(n, l)
         found: Jacobian | TiledJacobian | None = None
         if budget is None or peak <= budget:
-            found = self._attempt(vector, x)
+            what = f"the factors of {n} samples × {l} outputs"
+            found = attempt(lambda *_: self._jacobian(vector, x), slice(0, n), slice(0, l), what, limit)
             budget = max(peak // 2, self.least)
         if found is None:
-            found = self._tiled(np.array(vector), x, budget)
+            found = self._tiled(np.array(vector), x, budget, limit)
         if self._recheck is not None:
             self._recheck(vector, x, found)
         return found
@@ -127,26 +134,16 @@ class Extractor:
         y, blocks = self.factors(theta, x)
         return Jacobian(self.parameters, self.output_space, y, blocks, self.coverage)
 
-    def _attempt(self, theta: NDArray[Any], x: Sequence[Any]) -> Jacobian | None:
-        """All factors; None, after a warning, where they cannot be allocated and tiles may."""
-        try:
-            return self._jacobian(theta, x)
-        except MemoryError:
-            if len(x[0]) * self.output_space.size == 1:
-                raise
-        warn_of_smaller_tiles(f"the factors of {len(x[0])} samples × {self.output_space.size} outputs", 3)
-        return None
-
     @property
     def least(self) -> int:
         """The smallest budget in bytes that works for every verb."""
         return self.most_demanding.need(1, 1)
 
-    def _tiled(self, theta: NDArray[Any], x: Sequence[Any], budget: int) -> TiledJacobian:
+    def _tiled(self, theta: NDArray[Any], x: Sequence[Any], budget: int, limit: Limit | None = None) -> TiledJacobian:
         planning.tile_sizes(1, 1, self.most_demanding, budget)  # refused before any work
         source = FrozenNetwork(self, x, theta)
         y = source.outputs(budget)
-        return TiledJacobian(source, self.parameters, self.output_space, y, self.coverage, budget)
+        return TiledJacobian(source, self.parameters, self.output_space, y, self.coverage, budget, limit=limit)
 
     @property
     def most_demanding(self) -> planning.Footprint:
