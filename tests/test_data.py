@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import array
+import re
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netjac.data import Batch, Sliced, Walked, source
+from netjac.data import Batch, Sliced, Walked, refuse_batches, source
 from netjac.errors import DataError, DtypeError, ShapeError
 
 X = np.arange(14.0).reshape(7, 2)
@@ -187,3 +190,46 @@ def test_data_without_end() -> None:
 
     with pytest.raises(DataError, match="no end"):
         list(source(Unnumbered()).batches())
+
+
+class Paired:
+    """Batches as Keras' ``PyDataset`` has them."""
+
+    num_batches = 3
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, i: int) -> tuple[Any, Any]:
+        return np.full((2, 1), i), np.full(2, -i)
+
+
+def in_twos() -> Iterator[tuple[Any, Any]]:
+    return (Paired()[i] for i in range(3))
+
+
+@pytest.mark.parametrize(
+    "what",
+    [in_twos(), in_twos, Paired(), {"a": np.zeros((6, 1)), "b": in_twos()}],
+    ids=lambda what: type(what).__name__,
+)
+def test_batches_are_refused_with_what_makes_arrays_of_them(what: Any) -> None:
+    with pytest.raises(DtypeError, match=r"^x must be an array of all samples.*, and is a .* Then stream\.$") as caught:
+        refuse_batches(what, "x", " Then stream.")
+    [line] = re.findall(r": (x, y = .*)\. Then", str(caught.value))
+    known: dict[str, Any] = {"numpy": np, "batches": in_twos if what is in_twos else in_twos(), "data": Paired()}
+    exec(line, known)
+    np.testing.assert_array_equal(known["x"][:, 0], [0, 0, 1, 1, 2, 2])
+    np.testing.assert_array_equal(known["y"], [0, 0, -1, -1, -2, -2])
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        *(np.zeros((2, 1)), [[1.0], [2.0]], range(3), array.array("d", [1.0]), deque([1.0])),
+        *({"a": [np.zeros(2)]}, None, 3.0, "x.npy", {1}),
+    ],
+    ids=lambda what: type(what).__name__,
+)
+def test_what_is_no_batches_is_left_to_others(what: Any) -> None:
+    refuse_batches(what, "x", "")

@@ -7,7 +7,7 @@ batches; a function that returns one. No framework is named here: what things ca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Protocol, final
@@ -195,6 +195,50 @@ def source(data: Any) -> Sliced | Walked:
     if callable(data):
         return Walked(lambda: iter(data()), True)
     raise _unknown(data)
+
+
+def refuse_batches(given: Any, name: str, instead: str) -> None:
+    """Refuse batches where all samples are needed as arrays, and say how to get those.
+
+    Parameters
+    ----------
+    given
+        An array, or arrays in a structure.
+    name
+        What it is called in the message.
+    instead
+        What takes batches, a sentence for the message.
+
+    Raises
+    ------
+    DtypeError
+
+    Examples
+    --------
+    >>> refuse_batches(iter([np.zeros((4, 2))]), "x", "")
+    Traceback (most recent call last):
+    netjac.errors.DtypeError: x must be an array of all samples, (n, ...), or a dict or list of such, and is a \
+list_iterator. Batches of pairs become arrays by: x, y = map(numpy.concatenate, zip(*batches)).
+    """
+    for leaf in leaves(given):
+        how = _walked_by(leaf)
+        if how is not None:
+            raise DtypeError(
+                f"{name} must be an array of all samples, (n, ...), or a dict or list of such, and is a "
+                f"{type(leaf).__name__}. Batches of pairs become arrays by: x, y = map(numpy.concatenate, zip(*{how}))."
+                f"{instead}"
+            )
+
+
+def _walked_by(leaf: Any) -> str | None:
+    """How one walks what gives batches, in Python; None for what is no such thing."""
+    if leaf is None or _is_array(leaf) or hasattr(leaf, "__array__") or isinstance(leaf, Mapping | Sequence | Set):
+        return None
+    if hasattr(leaf, "num_batches") and hasattr(leaf, "__getitem__"):  # a Keras PyDataset
+        return "(data[i] for i in range(len(data)))"
+    if isinstance(leaf, Iterable):
+        return "batches"
+    return "batches()" if callable(leaf) else None
 
 
 def read(given: Any) -> Batch:

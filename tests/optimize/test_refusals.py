@@ -115,6 +115,44 @@ def test_curvature_that_is_not_symmetric(kind: Callable[[Any], Any]) -> None:
     np.testing.assert_allclose(H, squares_problem().hess(symmetric.x0), rtol=1e-12, atol=1e-12)
 
 
+# ---- batches
+
+
+def batches() -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(5)
+
+
+@pytest.mark.parametrize(
+    "make", [batches, lambda: iter(batches()), lambda: batches], ids=["set", "iterator", "function"]
+)
+def test_batches_are_no_arrays(make: Callable[[], Any]) -> None:
+    f, variables = formula()
+    problems: list[tuple[str, Callable[[], Any]]] = [
+        ("x", lambda: nj.LeastSquares(f, make(), variables=variables)),
+        ("x", lambda: nj.LeastSquares(f, make(), Y, variables=variables)),
+        ("x", lambda: nj.Objective(f, make(), half_squares, variables=variables)),
+        ("x", lambda: nj.OutputConstraint(f, make(), 0, variables=variables)),
+        ("x", lambda: nj.jacobian(f, make(), variables=variables)),
+        ("x", lambda: nj.input_jacobian(f, make())),
+    ]
+    for name, problem in problems:
+        with pytest.raises(
+            nj.DtypeError, match=rf"{name} must be an array of all samples.*netjac\.stream\(model, batches"
+        ):
+            problem()
+    with pytest.raises((nj.DtypeError, OptionError), match=r"^y must be "):
+        squares_problem(make())
+    x, y = map(np.concatenate, zip(*batches(), strict=True))
+    np.testing.assert_array_equal(
+        nj.LeastSquares(f, x, y, variables=variables).fun(np.ones(5)), squares_problem().fun(np.ones(5))
+    )
+
+
+def test_a_function_in_place_of_targets() -> None:
+    with pytest.raises(OptionError, match=r"y must be targets, and is a function: .* is residual="):
+        squares_problem(lambda outputs: (outputs - Y, ONES))
+
+
 # ---- names and bounds
 
 

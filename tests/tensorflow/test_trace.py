@@ -127,7 +127,7 @@ BAD: dict[str, tuple[Callable[[], Any], type[Exception], type[Exception], str]] 
         lambda: nj.jacobian(model(), tf.data.Dataset.from_tensors(X)),
         nj.DtypeError,
         TypeError,
-        "x holds a .*Dataset",
+        "x must be an array of all samples.*Dataset.*netjac.stream",
     ),
     "x is a sparse matrix of SciPy": (
         lambda: nj.jacobian(model(), scipy.sparse.csr_array(X)),

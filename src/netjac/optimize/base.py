@@ -11,7 +11,7 @@ import scipy.optimize
 from numpy.typing import ArrayLike, NDArray
 
 from netjac.errors import DataError, DtypeError, PicklingError, ShapeError
-from netjac.optimize import description, names
+from netjac.optimize import description, names, targets
 from netjac.optimize.callbacks import Stopped
 from netjac.optimize.evaluations import Evaluated, Evaluations, Evaluator
 from netjac.optimize.identity import by_variable, named
@@ -231,6 +231,7 @@ def violation(constraint: Any, theta: Vector) -> float:
 
 def network_evaluator(model: Any, x: Any, variables: Any, trainable: Any, dtype: str | None) -> Evaluator:
     """The evaluator of a TensorFlow model; imported here so that `netjac.optimize` alone loads no TensorFlow."""
+    targets.check_arrays(x, "x")
     from netjac.tensorflow import evaluator, parameters
 
     if trainable is not None:

@@ -77,10 +77,10 @@ def choose(method: Any, bounds: Bounds, constraints: Any) -> Method:
     known = {name.lower(): kind for name, kind in METHODS.items()}
     kind = known.get(method.lower()) if isinstance(method, str) else None
     if kind is None:
-        known = f"method must be one of {', '.join(map(repr, METHODS))}, or a callable, and is {method!r}"
+        said = f"method must be one of {', '.join(map(repr, METHODS))}, or a callable, and is {method!r}"
         if isinstance(method, str) and method in options.METHODS:
-            known += f", which takes residuals: netjac.LeastSquares, with y or with residual=, has solve({method!r})"
-        raise OptionError(f"{known}.")
+            said += f", which takes residuals: netjac.LeastSquares, with y or with residual=, has solve({method!r})"
+        raise OptionError(f"{said}.")
     bounded = int(np.sum(np.isfinite(bounds.lb) | np.isfinite(bounds.ub)))
     if bounded and not kind.bounds:
         able = ", ".join(repr(name) for name, other in METHODS.items() if other.bounds)

@@ -143,6 +143,7 @@ class LeastSquares(Squares):
         dtype: str | None = "float64",
         check: bool = True,
     ) -> None:
+        targets.check_arrays(x, "x")
         sources.check_given(y, residual, extra)
         options.check_form(jac)
         n = targets.sample_count(x)

@@ -174,6 +174,9 @@ class FromOutside:
 
 def check_given(y: Any, residual: Any, extra: Any) -> None:
     """Refuse targets beside a function from outside, neither of them, and targets that are no numbers."""
+    if callable(y):
+        raise OptionError("y must be targets, and is a function: one that makes residuals of outputs is residual=.")
+    targets.check_arrays(y, "y")
     if (y is None) == (residual is None):
         raise OptionError(f"give either targets y or a function residual=, and not {'both' if residual else 'none'}.")
     if residual is None and extra:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from netjac.data import refuse_batches
 from netjac.errors import DataError, DtypeError, ShapeError
 from netjac.spaces import OutputSpace, Segment
 
@@ -41,6 +42,21 @@ def sample_count(x: Any) -> int | None:
                 return None
         return int(shape[0]) if len(shape) and shape[0] is not None else None
     return None
+
+
+def check_arrays(given: Any, name: str) -> None:
+    """Refuse batches: the samples of a fit are needed together, as arrays.
+
+    Raises
+    ------
+    DtypeError
+    """
+    refuse_batches(
+        given,
+        name,
+        " Of data larger than memory, netjac.stream(model, batches) computes Jᵀ J, Jᵀ r and norms in one pass, and "
+        "netjac.distributed.least_squares fits memory maps and Zarr arrays over a cluster.",
+    )
 
 
 def check_values(y: Any) -> None:

@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from netjac.data import refuse_batches
 from netjac.errors import DataError, DtypeError, ModelError, NetjacError, ShapeError
 from netjac.spaces import OutputSpace, ParameterSpace, Segment, lay_out
 from netjac.tensorflow.custom import forget_own_gradients
@@ -51,6 +52,7 @@ def signature_of(x: Any, floating: str | None) -> tuple[Signature, list[Any]]:
             raise ShapeError("the rows of x do not all have the same length; pad them to one, or cut them.") from error
         if x.dtype.kind == "f":
             x = x.astype(floating or "float32")
+    refuse_batches(x, "x", " netjac.stream(model, batches) takes them as they are.")
     leaves = [_as_batch(leaf, floating) for leaf in tf.nest.flatten(x)]
     if not leaves:
         raise ShapeError("x holds no array; give an array (n, ...), or a list or dict of such arrays.")
