@@ -38,10 +38,12 @@ def total() -> int | None:
 class PeakMemory:
     """Growth of the resident set between entering and its highest point before leaving.
 
-    Memory that the allocator keeps from earlier work is given back first, so that using it again counts.
+    Memory that the allocator keeps from earlier work is given back first, so that using it again counts. ``files`` is
+    the growth of what is mapped from files: the system takes such pages back when it needs them.
     """
 
     growth: int | None = None
+    files: int | None = None
 
     def __enter__(self) -> PeakMemory:
         gc.collect()
@@ -49,12 +51,15 @@ class PeakMemory:
             ctypes.CDLL(None).malloc_trim(0)
             Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from the present size
         except (OSError, AttributeError):
-            self._before = None
+            self._before = self._files = None
             return self
-        self._before = resident()
+        self._before, self._files = resident(), _field(_STATUS, "RssFile")
         return self
 
     def __exit__(self, *_: object) -> None:
         peak = _field(_STATUS, "VmHWM")
         if self._before is not None and peak is not None:
             self.growth = max(0, peak - self._before)
+        files = _field(_STATUS, "RssFile")
+        if self._files is not None and files is not None:
+            self.files = max(0, files - self._files)
