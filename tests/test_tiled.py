@@ -15,6 +15,7 @@ import tensorflow as tf
 
 import netjac as nj
 from netjac import algebra
+from netjac import tiled as tiled_module
 from netjac.tensorflow import extractor as extractor_module
 from netjac.tensorflow import fallback, symbolic
 from netjac.tensorflow.evaluate import CompiledSites
@@ -389,13 +390,11 @@ def test_lstsq_iterates_where_a_matrix_would_not_fit(monkeypatch: pytest.MonkeyP
     J, held = tiled(few_outputs(), "samples")
     b = np.random.default_rng(0).normal(size=held.shape[0])
     expected = held.lstsq(b, damping=0.1)
-    monkeypatch.setattr(algebra, "_LARGE_TILE", 1)
-    monkeypatch.setattr(J, "_solver_bytes", 8 * 15 * 15 - 1)
+    monkeypatch.setattr(tiled_module, "SOLVER_BYTES", 8 * 15 * 15 - 1)
     monkeypatch.setattr(algebra, "_by_cholesky", None)
-    wide = J._widened(np.dtype(np.float64))
-    monkeypatch.setattr(wide, "_solver_bytes", 8 * 15 * 15 - 1)
-    monkeypatch.setattr(J, "_widened", lambda dtype: wide)
-    np.testing.assert_allclose(J.lstsq(b, damping=0.1), expected, rtol=0, atol=1e-5)
+    again = J._within(J.memory)
+    np.testing.assert_allclose(again.lstsq(b, damping=0.1), expected, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(J.lstsq(b, damping=0.1, memory=3000), expected, rtol=0, atol=1e-5)
 
 
 def test_a_budget_too_small_states_the_least_that_works() -> None:

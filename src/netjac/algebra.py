@@ -18,7 +18,7 @@ from scipy.linalg import LinAlgError, blas, lapack, svd
 from scipy.sparse.linalg import lsmr
 
 from netjac import materialise, planning
-from netjac.allocation import Limit, attempts
+from netjac.allocation import Limit, attempts, warn
 from netjac.blocks.base import Block
 from netjac.errors import DataError
 from netjac.pools import LIBRARIES, at_most
@@ -329,19 +329,22 @@ class Solvable(Protocol):
 def solve(J: Solvable, b: NDArray[np.float64], damping: float, limit: int | None = None) -> NDArray[np.float64]:
     """The x (m,) of least ‖J x − b‖² + damping ‖x‖², of smallest norm where there are several; b (n*l,).
 
-    ``limit`` is the most bytes an explicit matrix may take, where that is less than the constants above allow.
+    ``limit`` is the most bytes that explicit matrices may take, where that is less than the constants above allow. Where
+    one cannot be allocated the solution is found by products alone.
     """
     rows, m = J.shape
     if not rows or not m:
         return np.zeros(m)
-    allowed = max(_LARGE_TILE, limit) if limit is not None else max(DENSE_BYTES, 8 * DIRECT_SIZE**2)
     size = min(rows, m)
-    if size <= DIRECT_SIZE and size**2 * 8 <= allowed:
-        x = _by_cholesky(J, b, damping)
-        if x is not None:
-            return x
-        if rows * m * 8 <= min(DENSE_BYTES, allowed):
-            return _by_singular_values(J, b, damping)
+    try:
+        if size <= DIRECT_SIZE and (limit is None or 8 * size**2 <= limit):
+            x = _by_cholesky(J, b, damping)
+            if x is not None:
+                return x
+            if 8 * rows * m <= DENSE_BYTES and (limit is None or 24 * rows * m <= limit):
+                return _by_singular_values(J, b, damping)
+    except MemoryError:
+        warn(f"a matrix of {size} × {size} for lstsq could not be allocated, and products are used instead")
     solution = lsmr(J, b, damp=np.sqrt(damping), atol=1e-12, btol=1e-12, conlim=1e12, maxiter=10 * min(rows, m))[0]
     if not np.all(np.isfinite(solution)):
         raise DataError("the Jacobian holds values that are not finite.")

@@ -51,11 +51,7 @@ def attempt(
         if rows <= 1:
             raise
     limit.halved(rows)
-    warnings.warn(
-        f"{what} could not be allocated, and is tried again in smaller tiles; give memory=... to begin with less.",
-        RuntimeWarning,
-        stacklevel=_outside(),
-    )
+    warn(f"{what} could not be allocated, and is tried again in smaller tiles")
     return None
 
 
@@ -103,9 +99,9 @@ def attempts(
             del result  # what comes next has its place
 
 
-def _outside() -> int:
-    """How far up the stack the code is that called this package."""
-    frame, level = sys._getframe(1), 1
+def warn(what: str) -> None:
+    """Say that memory ran out and what is done instead, at the line outside of this package that asked for it."""
+    frame, level = sys._getframe(), 1
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == "netjac":
         frame, level = frame.f_back, level + 1
-    return level
+    warnings.warn(f"{what}; give memory=... to begin with less.", RuntimeWarning, stacklevel=level)

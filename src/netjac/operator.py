@@ -414,7 +414,7 @@ class JacobianOperator(Tilewise):
         squares = self._within(room.tiles)._column_squares()
         return squares if squared else np.sqrt(squares, out=squares)
 
-    def lstsq(self, b: ArrayLike, damping: float = 0.0) -> NDArray[np.float64]:
+    def lstsq(self, b: ArrayLike, damping: float = 0.0, memory: float | str | None = None) -> NDArray[np.float64]:
         """Return the x that minimises ‖J x − b‖² + damping ‖x‖², in double precision.
 
         With ``damping=0`` it is the solution of smallest norm, as of `numpy.linalg.lstsq`, J of full rank or not.
@@ -426,6 +426,10 @@ class JacobianOperator(Tilewise):
         b : (n*l,) or (n, l)
         damping : float
             Not negative. A Levenberg–Marquardt step is ``J.lstsq(-residual, damping)``.
+        memory : number of bytes or str, optional
+            Most that this call may take: half of it for a matrix that is factorised, where that suffices, and tiles of
+            factors that are computed for it. By default tiles keep the budget of the Jacobian, and a matrix may take as
+            much, or 32 MiB; what the system has free where the factors are held.
 
         Returns
         -------
@@ -436,6 +440,8 @@ class JacobianOperator(Tilewise):
         ShapeError, DataError, DtypeError
             Where b has another shape, is not finite or not real, damping is negative or not finite, or the Jacobian
             itself is not finite.
+        MemoryBudgetError
+            ``memory`` is too little; the message states the least that works.
 
         Examples
         --------
@@ -447,5 +453,12 @@ class JacobianOperator(Tilewise):
         """
         target = arguments.target(b, self.n, self.l)
         penalty = arguments.damping(damping)
-        wide = self._widened(np.dtype(np.float64))
-        return algebra.solve(wide, target, penalty, self._solver_bytes)
+        double, matrix = np.dtype(np.float64), 8 * min(self.shape) ** 2
+        if memory is not None:
+            work = planning.Work(matrix * 11 // 10 + system.SMALL, 0)
+            room = self._room(memory, "a least-squares solution", 8 * self.m, work, double)
+            return algebra.solve(self._widened(double)._within(room.tiles), target, penalty, room.work)
+        limit = self._solver_bytes
+        if limit is None and matrix > system.SMALL:
+            limit = system.available()
+        return algebra.solve(self._widened(double), target, penalty, limit)

@@ -23,6 +23,9 @@ from netjac.progress import Shown
 from netjac.sites import Coverage
 from netjac.spaces import OutputSpace, ParameterSpace
 
+SOLVER_BYTES = 1 << 25
+"""A matrix that `TiledJacobian.lstsq` factorises may take that much whatever the budget."""
+
 
 class Source(Protocol):
     """What a framework provides: the factors of a network at fixed x and θ, as often as they are asked for."""
@@ -116,7 +119,7 @@ class TiledJacobian(JacobianOperator):
         super().__init__(chosen, output_space, y, covered, source.dtype if dtype is None else dtype)
         self.memory = memory
         self.progress = progress
-        self._solver_bytes = memory
+        self._solver_bytes = max(memory, SOLVER_BYTES)
         self._source = source
         self._whole = parameters, coverage
         self._names = names
@@ -211,7 +214,7 @@ class TiledJacobian(JacobianOperator):
         return self if memory is None else self._with(memory=memory)
 
     def _least_tile(self, dtype: np.dtype[Any]) -> int:
-        return self._widened(dtype).footprint.need(1, 1)
+        return self._widened(dtype).footprint.combined(self.l).need(1, 1)  # of any verb, adjoint products included
 
     def _widened(self, dtype: np.dtype[Any]) -> TiledJacobian:
         return self if np.can_cast(dtype, self.dtype) else self._with(dtype=dtype)
