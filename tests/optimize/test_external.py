@@ -239,7 +239,7 @@ def test_another_number_of_residuals_at_another_point() -> None:
 def test_what_excludes_each_other(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         nj.LeastSquares(network(), X, **wrong)
-    with pytest.raises(DtypeError, match="must be callable, and is 3"):
+    with pytest.raises(DtypeError, match="must be callable, and is int 3"):
         nj.LeastSquares(network(), X, residual=3)  # type: ignore[arg-type]
 
 

@@ -346,9 +346,20 @@ def test_differential_evolution_with_polishing() -> None:
 @pytest.mark.parametrize(
     ("answer", "error", "message"),
     [
-        (lambda y: np.sum(y), ShapeError, r"must return \(value, gradient, curvature\)"),
-        (lambda y: (1.0, y, None, 3), ShapeError, "returned 4 items"),
-        (lambda y: (y, y), ShapeError, r"single number, and has the shape \(15, 2\)"),
+        (
+            lambda y: np.sum(y),
+            ShapeError,
+            r"return \(value, gradient\) or \(value, gradient, curvature\), and returned a float64 alone",
+        ),
+        (lambda y: y, ShapeError, r"and returned a ndarray of shape \(15, 2\) alone"),
+        (lambda y: None, ShapeError, "and returned nothing: it ends without a return"),
+        (lambda y: [1.0], ShapeError, r"returned 1 item \(a float\)"),
+        (
+            lambda y: (1.0, y, None, 3),
+            ShapeError,
+            r"returned 4 items \(a float, a ndarray of shape \(15, 2\), None, a int\)",
+        ),
+        (lambda y: (y, y), ShapeError, r"return \(value, gradient, …\): the value is a single number.* \(15, 2\)"),
         (lambda y: (1j, y), DtypeError, "the value must be an array of real numbers"),
         (lambda y: (1.0, y[:, 0]), ShapeError, r"the gradient must have the shape \(n, 2\)"),
         (lambda y: (1.0, y[:14]), ShapeError, "14 samples, and the outputs to 15"),
@@ -372,7 +383,17 @@ def test_answers_that_do_not_fit(answer: Any, error: type[Exception], message: s
     np.testing.assert_array_equal(weights(model), before)
 
 
+def test_an_answer_without_the_derivative_of_the_extra_parameters() -> None:
+    objective = nj.Objective(network(outputs=2), X, lambda y, extra: (1.0, y), extra={"shift": 1.0})
+    with pytest.raises(
+        ShapeError, match=r"return \(value, gradient, d_extra\) where there are extra parameters, and returned 2 items"
+    ):
+        objective.fun(objective.x0)
+
+
 def test_wrong_arguments() -> None:
+    with pytest.raises(DtypeError, match=r"(?s)must be callable, and is ndarray array\(\[.{1,60}\.\.\.\.$"):
+        nj.Objective(network(), X, np.zeros((100, 100)) + 0.123)
     with pytest.raises(OptionError, match="curvature must be one of 'auto'"):
         nj.Objective(network(), X, quadratic_in_outputs, curvature="newton")
     with pytest.raises(NameLookupError, match="fits no parameter"):

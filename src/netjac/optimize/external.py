@@ -11,8 +11,10 @@ import scipy.sparse
 from numpy.typing import NDArray
 from scipy.sparse.linalg import LinearOperator
 
+from netjac.arguments import describe
 from netjac.errors import DataError, DerivativeError, DtypeError, ShapeError
 from netjac.optimize import names, targets
+from netjac.optimize.description import counted
 from netjac.optimize.losses import Vector
 from netjac.spaces import OutputSpace, ParameterSpace
 
@@ -83,7 +85,7 @@ class External(Generic[A]):
         check: bool,
     ) -> None:
         if not callable(function):
-            raise DtypeError(f"the external function must be callable, and is {function!r}.")
+            raise DtypeError(f"the external function must be callable, and is {describe(function)}.")
         self.function, self._read = function, read
         self._outputs, self._extra = outputs, extra
         self._unchecked = check
@@ -344,7 +346,10 @@ def objective_reader(space: OutputSpace) -> Callable[[Any, tuple[int, int], Para
         parts = _parts(raw, wanted, "the objective", optional=0 if len(extra) else 1)
         value = _real(parts[0], "the value")
         if value.size != 1:
-            raise ShapeError(f"the value must be a single number, and has the shape {value.shape}.")
+            raise ShapeError(
+                f"the objective must return ({', '.join(wanted[:2])}, …): the value is a single number, and what came "
+                f"first has the shape {value.shape}."
+            )
         curvature = None if len(extra) or len(parts) < 3 else _curvature(parts[2], *shape)
         by_extra = _extra_derivative(parts[2], (), 1, extra)[0] if len(extra) else np.zeros(0)
         return ObjectiveAnswer(value.reshape(1), _gradient(parts[1], space, *shape), curvature, by_extra)
@@ -393,10 +398,29 @@ def _symmetric(given: Any) -> Any:
 
 
 def _parts(raw: Any, wanted: tuple[str, ...], what: str, optional: int = 0) -> tuple[Any, ...]:
-    if isinstance(raw, tuple | list) and len(wanted) - optional <= len(raw) <= len(wanted):
+    """The items of what a function returned; the last ``optional`` of those wanted may be missing."""
+    least = len(wanted) - optional
+    if isinstance(raw, tuple | list) and least <= len(raw) <= len(wanted):
         return tuple(raw)
-    came = f"{len(raw)} items" if isinstance(raw, tuple | list) else f"a {type(raw).__name__}"
-    raise ShapeError(f"{what} must return ({', '.join(wanted)}), and returned {came}.")
+    forms = " or ".join(f"({', '.join(wanted[:count])})" for count in range(least, len(wanted) + 1))
+    why = " where there are extra parameters" if "d_extra" in wanted else ""
+    raise ShapeError(f"{what} must return {forms}{why}, and returned {_came(raw)}.")
+
+
+def _came(raw: Any) -> str:
+    """What a function returned, in words."""
+    if isinstance(raw, tuple | list):
+        return (
+            f"{counted(len(raw), 'item')} ({', '.join(_kind(item) for item in raw[:5])}{', …' if len(raw) > 5 else ''})"
+        )
+    return "nothing: it ends without a return" if raw is None else f"{_kind(raw)} alone"
+
+
+def _kind(item: Any) -> str:
+    if item is None:
+        return "None"
+    shape = tuple(getattr(item, "shape", ()))
+    return f"a {type(item).__name__}" + (f" of shape {shape}" if shape else "")
 
 
 def _real(given: Any, what: str) -> NDArray[np.float64]:
