@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 PEERS := .venv-peers
+TANGENTS := .venv-tangents
 BIN := $(VENV)/bin
 
 export TF_CPP_MIN_LOG_LEVEL ?= 3
@@ -46,8 +47,9 @@ lint: install
 	$(BIN)/mypy
 
 # The peers (PyTorch, JAX, others' solvers) live in an environment of their own: their runtimes stay out of netjac's.
-bench: install $(PEERS)/.installed
-	$(BIN)/python -m benchmarks --peers-python $(PEERS)/bin/python
+# neural-tangents needs an older JAX than they do, and so another.
+bench: install $(PEERS)/.installed $(TANGENTS)/.installed
+	$(BIN)/python -m benchmarks --peers-python $(PEERS)/bin/python --tangents-python $(TANGENTS)/bin/python
 	$(BIN)/python -m benchmarks.fits --peers-python $(PEERS)/bin/python
 	$(BIN)/python -m benchmarks.nist
 
@@ -55,4 +57,10 @@ $(PEERS)/.installed: benchmarks/peers-requirements.txt
 	$(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -r benchmarks/peers-requirements.txt
 	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps tf-levenberg-marquardt==1.0.3
+	@touch $@
+
+$(TANGENTS)/.installed: benchmarks/tangents-requirements.txt
+	$(PYTHON) -m venv $(TANGENTS)
+	$(TANGENTS)/bin/python -m pip install --quiet --disable-pip-version-check -r benchmarks/tangents-requirements.txt
+	$(TANGENTS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps tf2jax==0.3.6 neural-tangents==0.6.5
 	@touch $@

@@ -17,14 +17,17 @@ from benchmarks.figures import Results
 from benchmarks.process import ROOT
 from benchmarks.runner import Case, Runner, Settings, say
 
-PEER_MODULES = ("torch_peers", "jax_peers")
+PEER_MODULES = ("torch_peers", "jax_peers", "torch_libraries", "netket_peers")
 
 
 def parser() -> argparse.ArgumentParser:
     """The options."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     out = argparse.ArgumentParser("python -m benchmarks", description="Time netjac beside other ways to a Jacobian.")
-    out.add_argument("--peers-python", default=sys.executable, help="Python with PyTorch and JAX (default: this one)")
+    out.add_argument(
+        "--peers-python", default=sys.executable, help="Python with PyTorch, JAX and others (default: this one)"
+    )
+    out.add_argument("--tangents-python", help="Python with neural-tangents (default: the peers')")
     out.add_argument("--only", action="append", metavar="NAME", help="run this case (* and ? allowed); may be repeated")
     out.add_argument("--list", action="store_true", help="list the cases and stop")
     out.add_argument("--quick", action="store_true", help="a few small cases in few rounds, to see that all works")
@@ -59,7 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="netjac-bench-") as scratch:
         settings = Settings(
-            pythons=dict.fromkeys(PEER_MODULES, options.peers_python),
+            pythons={
+                **dict.fromkeys(PEER_MODULES, options.peers_python),
+                "tangents_peers": options.tangents_python or options.peers_python,
+            },
             threads=options.threads,
             rounds=options.rounds or (3 if options.quick else 7),
             slice_seconds=options.slice,

@@ -50,6 +50,83 @@ PRODUCTS = (
 )
 
 
+# J Jᵀ of a network whose J is out of reach at n = 1024 (76 GB), and products with that J. Some give J Jᵀ from J itself,
+# formed some samples at a time; their work grows with n² m, 1.5 TFLOP at n = 64.
+GROUND = "784-1024-1024-10"
+GRAM = Contender("netjac, nj.jacobian and J Jᵀ", "netjac", "netjac_contenders", "gram", dense=False)
+GRAM_HELD = Contender(
+    "netjac, J Jᵀ of a Jacobian that is there", "netjac", "netjac_contenders", "gram-held", dense=False
+)
+FACTORS = Contender("netjac, factored", "netjac", "netjac_contenders", "factors", dense=False)
+NNGEOMETRY = Contender("NNGeometry", "peer", "torch_libraries", "nngeometry-gram", dense=False)
+STRUCTURED = Contender(
+    "neural-tangents, structured derivatives", "peer", "tangents_peers", "structured-derivatives", dense=False
+)
+EXPLICIT = tuple(
+    Contender(label, "peer", module, name, dense=False)  # let go of before the next is started
+    for label, module, name in (
+        ("dense J in tiles, TensorFlow", "tensorflow_peers", "gram"),
+        ("dense J in tiles, torch.func", "torch_peers", "gram"),
+        ("dense J in tiles, JAX", "jax_peers", "gram"),
+        ("dense J by layers, BackPACK", "torch_libraries", "backpack-gram"),
+        ("dense J in tiles, NetKet", "netket_peers", "gram"),
+        ("dense J, neural-tangents, Jacobian contraction", "tangents_peers", "jacobian-contraction"),
+    )
+)
+COLUMNWISE = (
+    Contender("neural-tangents, NTK-vector products", "peer", "tangents_peers", "vector-products", dense=False),
+    Contender("curvlinops, J (Jᵀ I)", "peer", "torch_libraries", "curvlinops-gram", dense=False),
+)
+
+TANGENT = (
+    replace(FACTORS, work="J"),
+    *(
+        Contender(f"{label}: {work}", role, module, name, dense=False, work=work)
+        for work, rows in {
+            "J v": (
+                ("netjac", "netjac", "netjac_contenders", "jvp"),
+                ("TensorFlow, forward", "peer", "tensorflow_peers", "jvp-forward"),
+                ("TensorFlow, forward, XLA", "peer", "tensorflow_peers", "jvp-forward-xla"),
+                ("TensorFlow, two reverse passes, XLA", "peer", "tensorflow_peers", "jvp-twice-xla"),
+                ("torch.func", "peer", "torch_peers", "jvp"),
+                ("torch.func, linearised before", "peer", "torch_peers", "jvp-held"),
+                ("JAX", "peer", "jax_peers", "jvp"),
+                ("JAX, linearised before", "peer", "jax_peers", "jvp-held"),
+                ("curvlinops", "peer", "torch_libraries", "curvlinops-jvp"),
+                ("BackPACK, graph kept", "peer", "torch_libraries", "backpack-jvp"),
+            ),
+            "Jᵀ u": (
+                ("netjac", "netjac", "netjac_contenders", "vjp"),
+                ("TensorFlow", "peer", "tensorflow_peers", "vjp"),
+                ("TensorFlow, XLA", "peer", "tensorflow_peers", "vjp-xla"),
+                ("torch.func", "peer", "torch_peers", "vjp"),
+                ("torch.func, forward pass before", "peer", "torch_peers", "vjp-held"),
+                ("JAX", "peer", "jax_peers", "vjp"),
+                ("JAX, forward pass before", "peer", "jax_peers", "vjp-held"),
+                ("curvlinops", "peer", "torch_libraries", "curvlinops-vjp"),
+                ("BackPACK, graph kept", "peer", "torch_libraries", "backpack-vjp"),
+            ),
+            "J Jᵀ u": (
+                ("netjac", "netjac", "netjac_contenders", "kernel"),
+                ("torch.func", "peer", "torch_peers", "kernel"),
+                ("JAX", "peer", "jax_peers", "kernel"),
+                ("curvlinops", "peer", "torch_libraries", "curvlinops-kernel"),
+                ("neural-tangents", "peer", "tangents_peers", "kernel"),
+            ),
+            "Jᵀ J v": (
+                ("netjac", "netjac", "netjac_contenders", "normal"),
+                ("torch.func", "peer", "torch_peers", "normal"),
+                ("JAX", "peer", "jax_peers", "normal"),
+                ("curvlinops", "peer", "torch_libraries", "curvlinops-normal"),
+                ("BackPACK, graph kept", "peer", "torch_libraries", "backpack-normal"),
+                ("NetKet, centred", "peer", "netket_peers", "centred"),
+            ),
+        }.items()
+        for label, role, module, name in rows
+    ),
+)
+
+
 # TensorFlow 2.21 with its oneDNN kernels crashes (SIGSEGV) in vectorized_map over attention; without them it works.
 WITHOUT_ONEDNN = tuple(
     replace(peer, label=f"{peer.label}, no oneDNN", environment=(ONEDNN_OFF,))
@@ -86,6 +163,15 @@ def _products(name: str, network: str, n: int) -> Case:
     return Case(name, f"products with J, {network}, n={n}", network, n, PRODUCTS, reference="products")
 
 
+def _gram(n: int, *peers: Contender) -> Case:
+    contenders = (GRAM, GRAM_HELD, FACTORS, NNGEOMETRY, STRUCTURED, *peers)
+    return Case(f"gram-n{n}", f"J Jᵀ, {GROUND}, n={n}", GROUND, n, contenders, reference="gram", compared=16)
+
+
+def _tangent(n: int) -> Case:
+    return Case(f"tangent-n{n}", f"products with J, {GROUND}, n={n}", GROUND, n, TANGENT, reference="tangent")
+
+
 def _first(name: str, network: str) -> Case:
     peer = Contender(
         "vectorized_map, no oneDNN", "peer", "tensorflow_peers", "vectorized-nested", environment=(ONEDNN_OFF,)
@@ -115,6 +201,10 @@ CASES: tuple[Case, ...] = (
     _products("products-256", "50-256-256-5", 200),
     _products("products-64", "10-64-32-2", 100),
     _products("products-32", "10-32-32-2", 100),
+    _gram(64, *EXPLICIT, *COLUMNWISE),
+    _gram(256, replace(EXPLICIT[1], patience=5.0)),
+    _gram(1024),
+    *(_tangent(n) for n in (64, 256, 1024)),
     Case("fit-20", "residual and Jacobian at a new θ, 1-20-1, n=100", "1-20-1", 100, FIT),
     _first("first-dense", "ten-dense"),
     _first("first-mixed", "ten-mixed"),

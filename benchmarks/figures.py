@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from benchmarks.cases import GROWTH, LAYOUTS
+from benchmarks.cases import FACTORS, GRAM, GRAM_HELD, GROUND, GROWTH, LAYOUTS
 from benchmarks.runner import Outcome, paired_ratio
 
 Results = dict[str, list[Outcome]]
@@ -140,6 +140,75 @@ def _products(network: str, least: float, outcomes: list[Outcome]) -> list[Figur
     return figures
 
 
+def _beside(ours: Outcome, peer: Outcome, others: Iterable[Outcome]) -> str:
+    """Times of the two, and how many times as long as ours the others take."""
+    text = f"{peer.contender.label}, {peer.timing.median * 1e3:.3g} ms; netjac {ours.timing.median * 1e3:.3g} ms"
+    ratios = ((other, paired_ratio(other.timing, ours.timing)) for other in others if other is not peer)
+    return "; ".join([text, *(f"{other.contender.label}, {_times(ratio)}" for other, ratio in ratios)])
+
+
+def _gram(n: int, outcomes: list[Outcome]) -> list[Figure]:
+    what = f"J Jᵀ, {GROUND}, n={n}, "
+    return [_gram_time(what, n, outcomes), _gram_libraries(what, outcomes), _gram_memory(what, n, outcomes)]
+
+
+def _explicit(outcome: Outcome) -> bool:
+    return outcome.contender.label.startswith("dense J")
+
+
+def _gram_time(what: str, n: int, outcomes: list[Outcome]) -> Figure:
+    what, asked = what + "against dense J Jᵀ", "≥ 10 × faster" if n == 256 else ""
+    peer, ours = fastest(outcomes, _explicit), _by_label(outcomes).get(GRAM.label)
+    if peer is None or ours is None:
+        return _missing(what, asked, outcomes)
+    ratio = paired_ratio(peer.timing, ours.timing)
+    against = f"{peer.contender.label}, {peer.timing.median:.3g} s; netjac {ours.timing.median * 1e3:.3g} ms"
+    return Figure(what, asked, _times(ratio), ratio >= 10 if asked else None, against)
+
+
+def _gram_libraries(what: str, outcomes: list[Outcome]) -> Figure:
+    """Those that do not form J."""
+    what += "against the fastest library"
+    peers = [o for o in outcomes if o.timed and o.contender.role == "peer" and not _explicit(o)]
+    peer, ours = fastest(peers), _by_label(outcomes).get(GRAM.label)
+    if peer is None or ours is None:
+        return _missing(what, "", outcomes)
+    return Figure(what, "", _times(paired_ratio(peer.timing, ours.timing)), None, _beside(ours, peer, peers))
+
+
+def _gram_memory(what: str, n: int, outcomes: list[Outcome]) -> Figure:
+    """Of the product alone; the factors, which are there before it, and the two together are said beside it."""
+    what, asked = what + "memory of a call, over the result", "≤ 10 %" if n == 256 else ""
+    named = _by_label(outcomes)
+    ours, whole, factors = (named.get(kind.label) for kind in (GRAM_HELD, GRAM, FACTORS))
+    if ours is None or not ours.peak or not ours.held:
+        return _missing(what, asked, outcomes)
+    over = ours.peak / ours.held - 1
+    against = f"{ours.peak / 1e6:.1f} MB for {ours.held / 1e6:.1f} MB"
+    if factors and factors.held:
+        against += f"; the factors hold {factors.held / 1e6:.1f} MB"
+    if whole and whole.peak:
+        against += f"; nj.jacobian and J Jᵀ together grow by {whole.peak / 1e6:.1f} MB"
+    return Figure(what, asked, f"{100 * over:.1f} %", over <= 0.1 if asked else None, against)
+
+
+def _tangent(n: int, outcomes: list[Outcome]) -> list[Figure]:
+    figures = []
+    for work in dict.fromkeys(outcome.contender.work for outcome in outcomes):
+        these = [outcome for outcome in outcomes if outcome.contender.work == work]
+        if len(these) == 1:  # the evaluation of the factors
+            continue
+        what = f"{work}, {GROUND}, n={n}, against the fastest peer"
+        peer, ours = fastest(these), _by_label(these).get(f"netjac: {work}")
+        if peer is None or ours is None:
+            figures.append(_missing(what, "", these))
+            continue
+        peers = [o for o in these if o.timed and o.contender.role == "peer"]
+        against = _beside(ours, peer, peers).replace(f": {work}", "")
+        figures.append(Figure(what, "", _times(paired_ratio(peer.timing, ours.timing)), None, against))
+    return figures
+
+
 def _fit(outcomes: list[Outcome]) -> list[Figure]:
     what, asked = "residual + Jacobian, 1-20-1, n=100, against one compiled forward call", "≤ 2 ×"
     named = _by_label(outcomes)
@@ -172,6 +241,8 @@ def figures(results: Results) -> list[Figure]:
         ("growth-256", lambda o: _growth("50-256-256-5", o)),
         ("products-256", lambda o: _products("50-256-256-5, n=200", 2, o)),
         ("products-32", lambda o: _products("10-32-32-2, n=100", 10, o)),
+        *((f"gram-n{n}", lambda o, n=n: _gram(n, o)) for n in (64, 256, 1024)),
+        *((f"tangent-n{n}", lambda o, n=n: _tangent(n, o)) for n in (64, 256, 1024)),
         ("fit-20", _fit),
         ("first-dense", lambda o: _first("ten Dense layers", o)),
         ("first-mixed", lambda o: _first("ten layers of nine kinds", o)),

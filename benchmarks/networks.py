@@ -75,6 +75,7 @@ NETWORKS = _Networks(
         mlp(10, 32, 32, 2),
         mlp(10, 64, 32, 2),
         mlp(50, 256, 256, 5),
+        mlp(784, 1024, 1024, 10),
         Network("cnn", "cnn", (28, 28, 1), 10),
         Network("transformer", "transformer", (SEQUENCE, WIDTH), 10),
         Network("ten-dense", "mlp", (20,), 3, (64,) * 9 + (3,)),

@@ -41,6 +41,10 @@ class Contender:
         Variables set for its process.
     dense
         Whether it makes the whole matrix.
+    work
+        What it computes, in a case where that differs: those of the same work take turns.
+    patience
+        Where it is not 1, the first call may take this many times the time cap, and is the only one that is timed.
     """
 
     label: str
@@ -52,6 +56,8 @@ class Contender:
     layout: str = "(n l) m"
     environment: tuple[tuple[str, str], ...] = ()
     dense: bool = True
+    work: str = ""
+    patience: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,8 @@ class Case:
         Contender of `benchmarks.frameworks.reference` to compare with.
     fresh
         Number of fresh processes in which first calls are timed instead of alternating; 0 to alternate.
+    compared
+        Samples that are compared with the reference, spread over the batch; 0 for as many as the size of J allows.
     """
 
     name: str
@@ -73,6 +81,7 @@ class Case:
     contenders: tuple[Contender, ...]
     reference: str = "jacobian"
     fresh: int = 0
+    compared: int = 0
 
 
 @dataclass(frozen=True)
@@ -196,7 +205,9 @@ class Runner:
                 for outcome, reference in zip(outcomes, references, strict=True):
                     self._first_calls(case, outcome, reference)
             elif self._fits(case):
-                self._alternate(case, outcomes, references)
+                for work in dict.fromkeys(contender.work for contender in case.contenders):
+                    these = [i for i, contender in enumerate(case.contenders) if contender.work == work]
+                    self._alternate(case, [outcomes[i] for i in these], [references[i] for i in these])
             else:
                 say("  one contender after the other: side by side they would need too much memory")
                 for outcome, reference in zip(outcomes, references, strict=True):
@@ -220,7 +231,10 @@ class Runner:
     def _task(self, case: Case, contender: Contender) -> Task:
         network = NETWORKS[contender.network or case.network]
         n = contender.n or case.n
-        samples = compared_samples(n, network.outputs * _parameters(network))
+        if case.compared:
+            samples = tuple(int(i) for i in np.linspace(0, n - 1, min(n, case.compared)).round())
+        else:
+            samples = compared_samples(n, network.outputs * _parameters(network))
         return Task(network.name, n, self._settings.threads, samples, contender.layout)
 
     def _start(self, module: str, name: str, extra: tuple[tuple[str, str], ...] = ()) -> Process:
@@ -257,13 +271,24 @@ class Runner:
         if outcome.errors.get("y", 0.0) > OUTPUT_TOLERANCE:
             raise WorkerError(f"outputs differ from the reference by {outcome.errors['y']:.1e}: not the same network")
 
-    def _warm_up(self, process: Process, outcome: Outcome, reference: dict[str, NDArray[Any]]) -> None:
-        """First call, comparison, memory of a second call."""
-        cap = self._settings.cap_seconds
-        answer = process.ask("first", cap)
+    def _warm_up(self, process: Process, outcome: Outcome, reference: dict[str, NDArray[Any]]) -> bool:
+        """First call, comparison, memory of a second call; whether the contender is to take turns.
+
+        It does not where that second call took more than a contender's whole budget, or where the first is to be the
+        only one: that call is then its time.
+        """
+        settings, patience = self._settings, outcome.contender.patience
+        answer = process.ask("first", settings.cap_seconds * patience)
         outcome.first, outcome.first_peak = answer["seconds"], answer["peak"]
         self._compare(process, outcome, reference)
-        outcome.peak = process.ask("memory", cap)["peak"]
+        if patience == 1:
+            answer = process.ask("memory", settings.cap_seconds)
+            outcome.peak = answer["peak"]
+            if answer["seconds"] < settings.budget_seconds:
+                return True
+        self._round += 1
+        outcome.timing.rounds[self._round] = [answer["seconds"]]
+        return False
 
     def _alternate(
         self, case: Case, outcomes: Sequence[Outcome], references: Sequence[dict[str, NDArray[Any]]]
@@ -283,7 +308,8 @@ class Runner:
             for i in list(running):
                 time.sleep(SETTLE_SECONDS)
                 try:
-                    self._warm_up(running[i], outcomes[i], references[i])
+                    if not self._warm_up(running[i], outcomes[i], references[i]):
+                        running.pop(i).close()
                 except WorkerError as error:
                     self._drop(running, i, outcomes[i], error)
             spent = dict.fromkeys(running, 0.0)

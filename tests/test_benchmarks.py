@@ -1,6 +1,7 @@
 """The benchmarks' arithmetic, the caps on a worker, and one tiny case from end to end. Nothing here asserts on time."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import networks, report  # noqa: E402
 from benchmarks.__main__ import chosen  # noqa: E402
-from benchmarks.cases import CASES, FACTORED, FILL, LAYOUTS  # noqa: E402
+from benchmarks.cases import CASES, FACTORED, FACTORS, FILL, GRAM, GRAM_HELD, LAYOUTS  # noqa: E402
 from benchmarks.figures import figures  # noqa: E402
 from benchmarks.memory import PeakMemory, resident  # noqa: E402
 from benchmarks.process import DROPPED_VARIABLES, OverCap, Process, WorkerError, environment  # noqa: E402
@@ -146,6 +147,121 @@ def test_another_network_is_not_timed(settings, tmp_path):
         runner._compare(Stub(), result, {"y": np.array([[1.0, 2.1]])})
 
 
+class SlowStub:
+    """A worker whose calls take a minute."""
+
+    def __init__(self):
+        self.caps = {}
+
+    def ask(self, do, cap, path=None):
+        self.caps[do] = cap
+        if path:
+            np.savez(path, y=np.ones(2))
+        return {"check": {"held": 0}}.get(do, {"seconds": {"first": 61.0, "memory": 60.0}.get(do), "peak": 7})
+
+
+def test_a_call_over_the_whole_budget_is_timed_once(settings):
+    runner, slow, reference = Runner(settings), outcome("slow", "peer"), {"y": np.ones(2)}
+    assert runner._warm_up(SlowStub(), slow, reference) is False
+    assert (slow.first, slow.peak, list(slow.timing.rounds.values())) == (61.0, 7, [[60.0]])
+    patient = Runner(replace(settings, budget_seconds=100.0))
+    quick = outcome("quick", "peer")
+    assert patient._warm_up(SlowStub(), quick, reference) is True
+    assert not quick.timed
+
+
+def test_patience_allows_one_long_call_and_times_that(settings):
+    worker, result = SlowStub(), Outcome(Contender("once", "peer", "module", "name", patience=5.0))
+    assert Runner(settings)._warm_up(worker, result, {"y": np.ones(2)}) is False
+    assert worker.caps["first"] == 5 * settings.cap_seconds
+    assert "memory" not in worker.caps
+    assert (result.timing.median, result.first_peak, result.peak) == (61.0, 7, None)
+
+
+def test_those_of_the_same_work_take_turns(settings, monkeypatch):
+    labels = []
+    monkeypatch.setattr(Runner, "_reference", lambda self, case, contender: {})
+    monkeypatch.setattr(
+        Runner, "_alternate", lambda self, case, outcomes, _: labels.append([o.contender.label for o in outcomes])
+    )
+    works = {"a": "J v", "b": "J u", "c": "J v"}
+    contenders = tuple(Contender(label, "peer", "", "", dense=False, work=work) for label, work in works.items())
+    results = Runner(settings).run(Case("name", "title", "10-32-32-2", 3, contenders))
+    assert [result.contender.label for result in results] == ["a", "b", "c"]
+    assert labels == [["a", "c"], ["b"]]
+
+
+def test_a_gram_matrix_by_tiles_forms_those_that_fit_once(monkeypatch):
+    from benchmarks.frameworks import gram
+
+    task = Task("10-32-32-2", 10, 1, ())
+    rows = np.random.default_rng(0).standard_normal((10, 2, 5)).astype(np.float32)
+    y, expected = rows[..., 0], rows.reshape(20, 5) @ rows.reshape(20, 5).T
+    formed = []
+
+    def form(samples):
+        formed.append((samples.start, samples.stop))
+        return y[samples], rows[samples].reshape(-1, 5)
+
+    m = sum(np.prod(shape) for _, shape in networks.specs(task.network))
+    for count, tiles in ((1, [(0, 10)]), (2, [(0, 5), (5, 10)]), (3, [(0, 3), (3, 6), (6, 10), (0, 3)])):
+        monkeypatch.setattr(gram, "TILE_BYTES", -(-10 * 2 * m * 4 // count))
+        formed.clear()
+        outputs, matrix = gram.by_tiles(task, form, lambda a, b: a @ b.T)
+        assert formed == tiles
+        np.testing.assert_array_equal(outputs, y)
+        np.testing.assert_allclose(matrix, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_compared_rows_of_a_gram_matrix_in_either_order():
+    from benchmarks.frameworks.gram import prepared
+
+    task, rng = Task("10-32-32-2", 4, 1, (0, 3)), np.random.default_rng(0)
+    y, cube = rng.standard_normal((4, 2)), rng.standard_normal((4, 2, 4, 2))
+    expected = cube[[0, 3]][:, :, [0, 3]].reshape(4, 4)
+    by_sample = prepared(task, lambda: (y, cube.reshape(8, 8)))
+    by_output = prepared(task, lambda: (y, cube.transpose(1, 0, 3, 2)), outputs_first=True)
+    for contender in (by_sample, by_output):
+        arrays = contender.check(contender.run())
+        np.testing.assert_array_equal(arrays["gram"], expected)
+        np.testing.assert_array_equal(arrays["y"], y)
+
+
+def test_references_of_products_agree_with_explicit_rows():
+    from benchmarks.frameworks.reference import CONTENDERS
+
+    task = Task("10-32-32-2", 3, 1, (0, 1, 2))
+    arrays = {name: CONTENDERS[name](task).check(None) for name in ("products", "gram", "tangent")}
+    J = arrays["products"]["jacobian"].reshape(6, -1)
+    jvp, vjp = arrays["products"]["jvp"].ravel(), arrays["products"]["vjp"]
+    np.testing.assert_allclose(arrays["gram"]["gram"], J @ J.T, rtol=1e-12)
+    for name, expected in {
+        "jvp": jvp,
+        "vjp": vjp,
+        "kernel": J @ vjp,
+        "normal": J.T @ jvp,
+        "centred": J.T @ (jvp - jvp.mean()),
+    }.items():
+        np.testing.assert_allclose(arrays["tangent"][name].ravel(), expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("reference", ["gram", "tangent"])
+def test_contenders_of_this_environment_agree_with_the_reference(reference):
+    from benchmarks.frameworks import netjac_contenders, tensorflow_peers
+    from benchmarks.frameworks.reference import CONTENDERS
+
+    task = Task("10-32-32-2", 5, 1, (0, 2, 4))
+    expected = CONTENDERS[reference](task).check(None)
+    here = {"netjac_contenders": netjac_contenders, "tensorflow_peers": tensorflow_peers}
+    case = next(case for case in CASES if case.reference == reference)
+    chosen = [contender for contender in case.contenders if contender.module in here]
+    assert len(chosen) >= 4
+    for contender in chosen:
+        prepared = here[contender.module].CONTENDERS[contender.name](task)
+        errors = relative_errors(prepared.check(prepared.run()), expected)
+        assert max(errors.values()) < 1e-5, contender.label
+
+
 @pytest.mark.parametrize("name", networks.NETWORKS)
 def test_keras_orders_the_weights_as_the_benchmarks_do(name):
     from benchmarks.frameworks.keras_models import build
@@ -189,6 +305,46 @@ def test_figures_compare_with_the_fastest_peer_and_say_what_is_missing():
     failed = Outcome(Contender("netjac, dense", "netjac", "module", "name"), status="failed: why")
     rows = figures({"cnn": [failed, *peers]})
     assert [(row.reached, row.met, row.against) for row in rows] == [("not measured", None, "failed: why")] * 2
+
+
+def test_figures_of_a_gram_matrix_tell_dense_ways_from_libraries_and_memory_from_factors():
+    ours = [
+        outcome(GRAM.label, "netjac", [0.1], peak=50_000_000),
+        outcome(GRAM_HELD.label, "netjac", [0.05], held=20_000_000, peak=21_000_000),
+        outcome(FACTORS.label, "netjac", [0.05], held=24_000_000),
+    ]
+    peers = [
+        outcome("dense J in tiles, torch.func", "peer", [90.0]),
+        outcome("library", "peer", [0.2]),
+        outcome("another", "peer", [0.4]),
+    ]
+    dense, library, memory = figures({"gram-n256": [*ours, *peers]})
+    assert (dense.reached, dense.met, dense.asked) == ("900 ×", True, "≥ 10 × faster")
+    assert (library.reached, library.against) == ("2 ×", "library, 200 ms; netjac 100 ms; another, 4 ×")
+    assert (memory.reached, memory.met) == ("5.0 %", True)
+    assert memory.against.split("; ")[1:] == [
+        "the factors hold 24.0 MB",
+        "nj.jacobian and J Jᵀ together grow by 50.0 MB",
+    ]
+    ours[1].peak = 23_000_000
+    assert figures({"gram-n256": [*ours, *peers]})[2].met is False
+
+
+def test_figures_of_products_are_of_the_same_work():
+    def product(label, role, work, seconds):
+        timing = Timing({1: [seconds]})
+        return Outcome(Contender(f"{label}: {work}", role, "module", "name", work=work), timing=timing)
+
+    outcomes = [
+        product("netjac", "netjac", "J v", 1.0),
+        product("quick", "peer", "J v", 3.0),
+        product("slow", "peer", "J v", 5.0),
+        product("netjac", "netjac", "Jᵀ u", 2.0),
+        product("quick", "peer", "Jᵀ u", 1.0),
+    ]
+    rows = figures({"tangent-n64": outcomes})
+    assert [row.reached for row in rows] == ["3 ×", "0.5 ×"]
+    assert rows[0].against == "quick, 3e+03 ms; netjac 1e+03 ms; slow, 5 ×"
 
 
 def test_names_choose_cases():

@@ -15,6 +15,7 @@ from einops import rearrange
 from numpy.typing import NDArray
 
 from benchmarks import networks
+from benchmarks.frameworks.gram import prepared
 from benchmarks.frameworks.keras_models import build
 from benchmarks.task import Prepared, Task
 
@@ -31,11 +32,13 @@ def _outputs(jacobian: Any, task: Task) -> NDArray[Any]:
     return np.asarray(jacobian.outputs).reshape(task.n, task.network.outputs)
 
 
-def factored(task: Task) -> Prepared:
-    """``nj.jacobian(model, x)``."""
+def factored(task: Task, outputs_only: bool = False) -> Prepared:
+    """``nj.jacobian(model, x)``; ``outputs_only``: the outputs are compared, in cases where products with J are."""
     model, x = build(task.network), networks.inputs(task.network, task.n)
 
     def check(jacobian: Any) -> dict[str, NDArray[Any]]:
+        if outputs_only:
+            return {"y": _outputs(jacobian, task)}
         rows = jacobian[list(task.samples)].to_array("n l m", threads=task.threads)
         return {"y": _outputs(jacobian, task), "jacobian": rows}
 
@@ -77,6 +80,28 @@ def product(task: Task, adjoint: bool) -> Prepared:
     return Prepared(lambda: jacobian @ v, lambda result: {"jvp": result.reshape(task.n, task.network.outputs)})
 
 
+def twice(task: Task, kernel: bool) -> Prepared:
+    """``J @ (J.T @ u)`` or ``J.T @ (J @ v)``, of a Jacobian that is there already."""
+    jacobian = _jacobian(build(task.network), networks.inputs(task.network, task.n))
+    transposed, v = jacobian.T, networks.direction(jacobian.shape[1])
+    u = networks.cotangent(task.network, task.n).ravel()
+    if kernel:
+        return Prepared(lambda: jacobian @ (transposed @ u), lambda result: {"kernel": result.reshape(task.n, -1)})
+    return Prepared(lambda: transposed @ (jacobian @ v), lambda result: {"normal": result})
+
+
+def gram(task: Task, held: bool) -> Prepared:
+    """``nj.jacobian(model, x).gram()``; ``held``: of a Jacobian that is there already."""
+    model, x = build(task.network), networks.inputs(task.network, task.n)
+    kept = [_jacobian(model, x)] if held else []
+
+    def run() -> Any:
+        jacobian = kept[0] if held else _jacobian(model, x)
+        return jacobian.outputs, jacobian.gram()
+
+    return prepared(task, run)
+
+
 def fit(task: Task) -> Prepared:
     """Residual and dense Jacobian, float64, as SciPy asks for them, at another θ in every call."""
     import netjac as nj
@@ -107,5 +132,10 @@ CONTENDERS: dict[str, Callable[[Task], Prepared]] = {
     "dense-held": partial(dense, held=True),
     "jvp": partial(product, adjoint=False),
     "vjp": partial(product, adjoint=True),
+    "factors": partial(factored, outputs_only=True),
+    "gram": partial(gram, held=False),
+    "gram-held": partial(gram, held=True),
+    "kernel": partial(twice, kernel=True),
+    "normal": partial(twice, kernel=False),
     "fit": fit,
 }

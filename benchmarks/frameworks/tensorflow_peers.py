@@ -11,6 +11,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from benchmarks import networks
+from benchmarks.frameworks.gram import by_tiles, prepared
 from benchmarks.frameworks.keras_models import build
 from benchmarks.task import Prepared, Task
 
@@ -78,7 +79,13 @@ def tape(task: Task, matrix: bool = False) -> Prepared:
 def vectorized(task: Task, xla: bool, matrix: bool = False, nested: bool = False) -> Prepared:
     """``vectorized_map`` of one sample's Jacobian: l gradients in turn, or ``tape.jacobian`` if nested."""
     setting = _Setting(task)
-    model, variables, l = setting.model, setting.variables, task.network.outputs
+    one = _one_sample(setting, nested)
+    return _jacobian(setting, lambda x: tf.vectorized_map(one, x), matrix, xla)
+
+
+def _one_sample(setting: _Setting, nested: bool) -> Callable[[Any], Any]:
+    """Outputs (l,) and Jacobian, one array (l, *shape) a weight, of one sample."""
+    model, variables, l = setting.model, setting.variables, setting.task.network.outputs
 
     def one(sample: Any) -> Any:
         with tf.GradientTape(persistent=True) as tape:
@@ -89,7 +96,26 @@ def vectorized(task: Task, xla: bool, matrix: bool = False, nested: bool = False
         rows = [tape.gradient(output, variables, unconnected_gradients="zero") for output in outputs]
         return y, [tf.stack(column) for column in zip(*rows, strict=True)]
 
-    return _jacobian(setting, lambda x: tf.vectorized_map(one, x), matrix, xla)
+    return one
+
+
+def gram(task: Task) -> Prepared:
+    """J Jᵀ from explicit rows: ``vectorized_map`` with XLA of some samples, then one product a weight."""
+    setting = _Setting(task)
+    one = _one_sample(setting, nested=False)
+
+    @tf.function(jit_compile=True)
+    def rows(x: Any) -> Any:
+        y, blocks = tf.vectorized_map(one, x)
+        return y, [
+            tf.reshape(block, (-1, w.shape.num_elements())) for block, w in zip(blocks, setting.variables, strict=True)
+        ]
+
+    @tf.function
+    def multiply(a: Any, b: Any) -> Any:
+        return tf.add_n([tf.matmul(left, right, transpose_b=True) for left, right in zip(a, b, strict=True)])
+
+    return prepared(task, lambda: by_tiles(task, lambda samples: rows(setting.x[samples]), multiply))
 
 
 def _product(setting: _Setting, function: Callable[[], Any], name: str, xla: bool) -> Prepared:
@@ -163,4 +189,5 @@ CONTENDERS: dict[str, Callable[[Task], Prepared]] = {
     "vjp": partial(vjp, xla=False),
     "vjp-xla": partial(vjp, xla=True),
     "forward": forward,
+    "gram": gram,
 }

@@ -1,4 +1,4 @@
-"""PyTorch: ``torch.func.vmap(jacrev)`` over ``functional_call``, and its products."""
+"""PyTorch: ``torch.func.vmap(jacrev)`` over ``functional_call``, J Jᵀ made of it, and products."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
-from torch.func import functional_call, jacrev, jvp, vjp, vmap
+from torch.func import functional_call, jacrev, jvp, linearize, vjp, vmap
 
 from benchmarks import networks
+from benchmarks.frameworks.gram import by_tiles, prepared
 from benchmarks.networks import CHANNELS, HEADS, HIDDEN, NORM_EPSILON, WIDTH, Network
 from benchmarks.task import Prepared, Task
 
@@ -112,7 +113,7 @@ def _rearrangement(network: Network, name: str, shape: tuple[int, ...]) -> tuple
     return (rows, prod(shape) // rows), (1, 0)
 
 
-class _Setting:
+class Setting:
     """The module, its parameters by name in Keras's order, and the batch."""
 
     def __init__(self, task: Task) -> None:
@@ -135,21 +136,42 @@ class _Setting:
         """Outputs of the whole batch, (n, l)."""
         return functional_call(self.module, parameters, (self.x,))
 
+    def split(self, vector: NDArray[Any]) -> dict[str, torch.Tensor]:
+        """A vector (m,) in Keras's order as one tensor a parameter."""
+        parts = np.split(vector, np.cumsum([prod(shape) for shape in self.shapes.values()])[:-1])
+        named = zip(self.weights.items(), parts, strict=True)
+        return {name: weight.to_torch(part, self.shapes[name]) for (name, weight), part in named}
+
+    @property
+    def direction(self) -> dict[str, torch.Tensor]:
+        """The v of J v."""
+        return self.split(networks.direction(sum(prod(shape) for shape in self.shapes.values())))
+
+    @property
+    def cotangent(self) -> torch.Tensor:
+        """The u of Jᵀ u."""
+        return torch.from_numpy(networks.cotangent(self.task.network, self.task.n))
+
     def columns(self, blocks: dict[str, torch.Tensor]) -> NDArray[Any]:
         """Blocks (..., *shape) side by side, (..., m), in Keras's order."""
         parts = [w.to_keras(blocks[name].numpy(), self.shapes[name]) for name, w in self.weights.items()]
         return np.concatenate(parts, axis=-1)
 
 
-def jacobian(task: Task, matrix: bool) -> Prepared:
-    """``vmap(jacrev)``; the matrix keeps PyTorch's own order of a weight's entries."""
-    setting = _Setting(task)
+def _derivative(setting: Setting) -> Callable[[dict[str, torch.Tensor], torch.Tensor], Any]:
+    """Jacobian (n, l, *shape) by parameter, and outputs (n, l)."""
 
     def one(parameters: dict[str, torch.Tensor], sample: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         y = functional_call(setting.module, parameters, (sample[None],))[0]
         return y, y
 
-    derivative = vmap(jacrev(one, has_aux=True), in_dims=(None, 0))
+    return vmap(jacrev(one, has_aux=True), in_dims=(None, 0))
+
+
+def jacobian(task: Task, matrix: bool) -> Prepared:
+    """``vmap(jacrev)``; the matrix keeps PyTorch's own order of a weight's entries."""
+    setting = Setting(task)
+    derivative = _derivative(setting)
 
     def run() -> Any:
         blocks, y = derivative(setting.parameters, setting.x)
@@ -172,30 +194,71 @@ def jacobian(task: Task, matrix: bool) -> Prepared:
     return Prepared(run, check, held)
 
 
-def product_jvp(task: Task) -> Prepared:
-    """``torch.func.jvp``."""
-    setting = _Setting(task)
-    v = networks.direction(sum(prod(shape) for shape in setting.shapes.values()))
-    parts = np.split(v, np.cumsum([prod(shape) for shape in setting.shapes.values()])[:-1])
-    tangents = {
-        name: weight.to_torch(part, setting.shapes[name])
-        for (name, weight), part in zip(setting.weights.items(), parts, strict=True)
-    }
+def gram(task: Task) -> Prepared:
+    """J Jᵀ from explicit rows: ``vmap(jacrev)`` of some samples, then one product a weight."""
+    setting = Setting(task)
+    derivative = _derivative(setting)
+
+    def form(samples: slice) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        blocks, y = derivative(setting.parameters, setting.x[samples])
+        return y, [block.flatten(2).flatten(0, 1) for block in blocks.values()]
+
+    def multiply(a: list[torch.Tensor], b: list[torch.Tensor]) -> torch.Tensor:
+        out = torch.zeros(len(a[0]), len(b[0]))
+        for left, right in zip(a, b, strict=True):
+            out.addmm_(left, right.T)
+        return out
+
+    return prepared(task, lambda: by_tiles(task, form, multiply))
+
+
+def product_jvp(task: Task, held: bool = False) -> Prepared:
+    """``torch.func.jvp``; ``held``: of the function that ``torch.func.linearize`` gave before."""
+    setting = Setting(task)
+    tangents = setting.direction
+    if held:
+        _, product = linearize(setting.batch, setting.parameters)
+        return Prepared(lambda: product(tangents), lambda result: {"jvp": result.numpy()})
     return Prepared(
         lambda: jvp(setting.batch, (setting.parameters,), (tangents,))[1], lambda result: {"jvp": result.numpy()}
     )
 
 
-def product_vjp(task: Task) -> Prepared:
-    """``torch.func.vjp``, forward pass included."""
-    setting = _Setting(task)
-    u = torch.from_numpy(networks.cotangent(task.network, task.n))
+def product_vjp(task: Task, held: bool = False) -> Prepared:
+    """``torch.func.vjp``, forward pass included; ``held``: of the function that it gave before."""
+    setting = Setting(task)
+    u, kept = setting.cotangent, vjp(setting.batch, setting.parameters)[1] if held else None
 
     def run() -> Any:
-        _, pull = vjp(setting.batch, setting.parameters)
+        pull = kept or vjp(setting.batch, setting.parameters)[1]
         return pull(u)[0]
 
     return Prepared(run, lambda result: {"vjp": setting.columns(result)})
+
+
+def kernel(task: Task) -> Prepared:
+    """J Jᵀ u by ``vjp``, then ``jvp``."""
+    setting = Setting(task)
+    u = setting.cotangent
+
+    def run() -> torch.Tensor:
+        _, pull = vjp(setting.batch, setting.parameters)
+        return jvp(setting.batch, (setting.parameters,), (pull(u)[0],))[1]
+
+    return Prepared(run, lambda result: {"kernel": result.numpy()})
+
+
+def normal(task: Task) -> Prepared:
+    """Jᵀ J v by ``jvp``, then ``vjp``."""
+    setting = Setting(task)
+    v = setting.direction
+
+    def run() -> dict[str, torch.Tensor]:
+        _, image = jvp(setting.batch, (setting.parameters,), (v,))
+        _, pull = vjp(setting.batch, setting.parameters)
+        return pull(image)[0]
+
+    return Prepared(run, lambda result: {"normal": setting.columns(result)})
 
 
 os.environ.setdefault("KMP_BLOCKTIME", "0")  # idle threads must not spin while another process is timed
@@ -203,6 +266,11 @@ os.environ.setdefault("KMP_BLOCKTIME", "0")  # idle threads must not spin while 
 CONTENDERS: dict[str, Callable[[Task], Prepared]] = {
     "jacobian": partial(jacobian, matrix=False),
     "jacobian-matrix": partial(jacobian, matrix=True),
+    "gram": gram,
     "jvp": product_jvp,
     "vjp": product_vjp,
+    "jvp-held": partial(product_jvp, held=True),
+    "vjp-held": partial(product_vjp, held=True),
+    "kernel": kernel,
+    "normal": normal,
 }
