@@ -343,10 +343,12 @@ def test_problems_that_cannot_be_joined() -> None:
     high = nj.LeastSquares(f, T, Y, bounds={"b": (2, None)}, **given)
     with pytest.raises(DataError, match=r"'b'\[0\] leave nothing"):
         nj.LeastSquares.join([low, high])
-    with pytest.raises(OptionError, match="at least one"):
-        nj.LeastSquares.join([])
-    with pytest.raises(OptionError, match="at least one"):
-        nj.LeastSquares.join([a, 3])  # type: ignore[list-item]
+    for nothing in ((), ([],)):
+        with pytest.raises(OptionError, match=r"join\(p, q\) or join\(\[p, q\]\), at least one, and it got none"):
+            nj.LeastSquares.join(*nothing)
+    for wrong in ([a, 3], (a, 3), (3,), ([[a, b], 3],)):
+        with pytest.raises(OptionError, match=r"at least one, and a (int|list) is among"):
+            nj.LeastSquares.join(*wrong)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="agree on their curvature"):
         nj.LeastSquares.join([b, decay(curvature="exact")])
     starts = [
@@ -358,11 +360,26 @@ def test_problems_that_cannot_be_joined() -> None:
 
 def test_join_of_one_is_that_one() -> None:
     one = decay(prior=PRIOR, bounds={"a": (0, 5)}, weights=W)
-    same = nj.LeastSquares.join([one])
     theta = np.array([1.7, 0.4])
-    np.testing.assert_array_equal(same.fun(theta), one.fun(theta))
-    np.testing.assert_allclose(same.jac(theta), one.jac(theta), rtol=1e-14)
-    np.testing.assert_array_equal(same.bounds.ub, one.bounds.ub)
+    for same in (nj.LeastSquares.join([one]), nj.LeastSquares.join(one)):
+        np.testing.assert_array_equal(same.fun(theta), one.fun(theta))
+        np.testing.assert_allclose(same.jac(theta), one.jac(theta), rtol=1e-14)
+        np.testing.assert_array_equal(same.bounds.ub, one.bounds.ub)
+
+
+def test_problems_one_by_one_in_a_list_or_from_a_generator() -> None:
+    """Formulas, whose solver scales parameters by the columns of J; with one scale for all the steps are others."""
+    parts = [decay(), decay(weights=W)]
+    joined = [nj.LeastSquares.join(*parts), nj.LeastSquares.join(parts), nj.LeastSquares.join(part for part in parts)]
+    theta = np.array([0.1, 3.0])  # from where steps are damped
+    expected = np.concatenate([part.fun(theta) for part in parts])
+    found = []
+    for problem in joined:
+        np.testing.assert_array_equal(problem.fun(theta), expected)
+        found.append(problem.solve("netjac", x0=theta, max_nfev=4).x)
+    np.testing.assert_array_equal(found[1], found[0])
+    np.testing.assert_array_equal(found[2], found[0])
+    assert not np.array_equal(joined[0].solve("netjac", x0=theta, max_nfev=4, x_scale=1.0).x, found[0])
 
 
 # ---------------------------------------------------------------- precision and curvature

@@ -5,7 +5,7 @@ A variable of two models is shared if it is the same object; extra parameters ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -88,11 +88,9 @@ class Joint:
         return Data(np.concatenate([part.residual for part in parts]), rows, second)
 
 
-def join(problems: Sequence[LeastSquares], jac: str) -> LeastSquares:
+def join(problems: Sequence[LeastSquares | Iterable[LeastSquares]], jac: str) -> LeastSquares:
     """See `netjac.LeastSquares.join`."""
-    given = tuple(problems)
-    if not given or not all(isinstance(problem, LeastSquares) for problem in given):
-        raise OptionError("join takes a list of LeastSquares problems, at least one.")
+    given = _listed(problems)
     curvatures = sorted({problem._curvature for problem in given})
     if len(curvatures) > 1:
         raise OptionError(
@@ -113,8 +111,20 @@ def join(problems: Sequence[LeastSquares], jac: str) -> LeastSquares:
                 raise OptionError(f"two of the problems have a prior on {name}: give it in one of them.")
             scale[own], mean[own] = problem._prior[held], problem._mean[held]
     prior = _by_variable(source.space, scale, mean) if scale.any() else None
-    x_scale = 1.0 if all(problem._x_scale for problem in problems) else None  # one scale for networks and formulas
+    x_scale = 1.0 if all(problem._x_scale for problem in given) else None  # one scale for networks and formulas
     return LeastSquares._of(source, prior, (lower, upper), jac, curvatures[0], x_scale)
+
+
+def _listed(problems: Sequence[Any]) -> tuple[LeastSquares, ...]:
+    """The problems of ``join(p, q)`` or ``join([p, q])``."""
+    [first, *others] = problems or [()]
+    one_list = not others and isinstance(first, Iterable)
+    given = tuple(first) if one_list else tuple(problems)
+    wrong = [type(problem).__name__ for problem in given if not isinstance(problem, LeastSquares)]
+    if wrong or not given:
+        came = f"a {wrong[0]} is among what it got" if wrong else "it got none"
+        raise OptionError(f"join takes LeastSquares problems, join(p, q) or join([p, q]), at least one, and {came}.")
+    return given
 
 
 def _by_variable(space: ParameterSpace, scale: Vector, mean: Vector) -> dict[str, Any]:

@@ -16,7 +16,7 @@ asked for before pays nothing more than the form wanted: an array, or an operato
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self, TextIO, final
 
@@ -181,7 +181,7 @@ class LeastSquares(Squares):
         return cls._of(sources.made(evaluator, y, residual, extra, weights, check), prior, bounds, jac, curvature)
 
     @classmethod
-    def join(cls, problems: Sequence[LeastSquares], *, jac: str = "auto") -> LeastSquares:
+    def join(cls, *problems: LeastSquares | Iterable[LeastSquares], jac: str = "auto") -> LeastSquares:
         """One problem of several: all their residuals, over all their parameters.
 
         A variable that several models hold is one parameter, and so are extra parameters of one name. Bounds hold
@@ -189,8 +189,8 @@ class LeastSquares(Squares):
 
         Parameters
         ----------
-        problems
-            At least one; they stay usable.
+        *problems
+            At least one, or a list of them; they stay usable.
         jac
             As for the class.
 
@@ -202,8 +202,8 @@ class LeastSquares(Squares):
         Raises
         ------
         OptionError, DataError
-            If two problems have a prior on one parameter, or bounds that leave it nothing, or shared extra parameters
-            that start from different values.
+            If something else is given, or nothing; if two problems have a prior on one parameter, or bounds that leave
+            it nothing, or shared extra parameters that start from different values.
         """
         from netjac.optimize import joint  # which makes a problem of what it finds in these
 
