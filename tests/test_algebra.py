@@ -145,6 +145,20 @@ def test_normal(size, kinds, dtype):
     np.testing.assert_array_equal(N, N.T)
 
 
+@pytest.mark.parametrize("kinds", ["first tied odd", "tied again", "first"])
+def test_column_norms_with_weights(kinds):
+    J, dense = make(kinds=kinds)
+    w = np.linspace(0, 2, J.shape[0])
+    expected = np.sum(w[:, None] * dense.reshape(J.shape) ** 2, axis=0)
+    np.testing.assert_allclose(J.column_norms(squared=True, weights=w), expected, rtol=1e-12)
+    np.testing.assert_allclose(J.column_norms(weights=w.reshape(J.n, J.l)), np.sqrt(expected), rtol=1e-12)
+    np.testing.assert_allclose(J.column_norms(True, w), np.diag(J.normal(w)), rtol=1e-12)
+    with pytest.raises(nj.DataError, match="must not be negative"):
+        J.column_norms(weights=-w)
+    with pytest.raises(nj.ShapeError, match="weights"):
+        J.column_norms(weights=w[1:])
+
+
 @pytest.mark.parametrize("form", ["rows", "cube", "samples"])
 @pytest.mark.parametrize("sign", ["positive", "mixed", "zero"])
 def test_normal_with_weights(form, sign):

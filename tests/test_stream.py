@@ -171,9 +171,10 @@ def tiles(*borders: int, outputs: bool = False) -> list[Tile]:
     return found
 
 
-def total(reduction: reductions.Reduction, pieces: list[Tile]) -> np.ndarray:
+def total(reduction: reductions.Reduction, pieces: list[Tile], w: np.ndarray | None = None) -> np.ndarray:
+    """The sum, with weights (N, L)."""
     for piece in pieces:
-        reduction.add(piece)
+        reduction.add(piece, None if w is None else w[piece.samples, piece.outputs])
     return reduction.result(N, N * L)
 
 
@@ -183,18 +184,24 @@ cuts = st.lists(st.integers(0, N), max_size=4)
 @given(cuts, st.booleans(), st.integers(0, 2**32))
 def test_sums_do_not_depend_on_the_tiles(borders: list[int], outputs: bool, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    r, w = rng.normal(size=N * L), rng.normal(size=N)
+    r, w = rng.normal(size=N * L), rng.normal(size=(N, L))
     pieces = tiles(*borders, outputs=outputs)
     close = dict(rtol=1e-12, atol=1e-12 * np.abs(DENSE).max() ** 2)
-    np.testing.assert_allclose(total(reductions.Normal(8, None, 1), pieces), DENSE.T @ DENSE, **close)
-    weighted = DENSE.T @ (np.repeat(w, L)[:, None] * DENSE)
-    np.testing.assert_allclose(total(reductions.Normal(8, w[:, None], 1), pieces), weighted, **close)
+    np.testing.assert_allclose(total(reductions.Normal(8, 1), pieces), DENSE.T @ DENSE, **close)
+    weighted = DENSE.T @ (w.reshape(-1, 1) * DENSE)
+    np.testing.assert_allclose(total(reductions.Normal(8, 1), pieces, w), weighted, **close)
     for given_r in (r, r.reshape(N, L), lambda t: r.reshape(N, L)[t.samples, t.outputs]):
         np.testing.assert_allclose(total(reductions.Adjoint(8, given_r), pieces), DENSE.T @ r, **close)
-    norms = np.linalg.norm(DENSE, axis=0)
-    np.testing.assert_allclose(total(reductions.ColumnNorms(8), pieces), norms, rtol=1e-12)
+    np.testing.assert_allclose(total(reductions.Adjoint(8, r), pieces, w), DENSE.T @ (w.reshape(-1) * r), **close)
+    root = np.abs(w).reshape(-1, 1) ** 0.5
+    for weights, rows in ((None, DENSE), (np.abs(w), root * DENSE)):
+        norms = np.linalg.norm(rows, axis=0)
+        np.testing.assert_allclose(total(reductions.ColumnNorms(8), pieces, weights), norms, rtol=1e-12)
     for make in (lambda: reductions.CountSketch(8, 3, 5, 1), lambda: reductions.GaussianSketch(8, 3, 5)):
         np.testing.assert_allclose(total(make(), pieces), total(make(), tiles()), **close)
+        np.testing.assert_allclose(total(make(), pieces, np.abs(w)), total(make(), tiles(), np.abs(w)), **close)
+        single = total(make(), pieces, np.eye(N * L)[3].reshape(N, L))  # row 3 alone, in some multiples
+        np.testing.assert_allclose(single, np.outer(single @ DENSE[3] / (DENSE[3] @ DENSE[3]), DENSE[3]), **close)
 
 
 @pytest.mark.parametrize("kind", ["count", "gaussian"])
@@ -203,7 +210,7 @@ def test_a_sketch_is_a_random_matrix_times_j(kind: str) -> None:
     draws = 200
     mean = np.zeros((8, 8))
     for seed in range(draws):
-        sums = reductions.chosen(8, False, None, False, 4, None, seed, kind, 1)
+        sums = reductions.chosen(8, sketch=4, seed=seed, kind=kind)
         sketch = total(sums["sketch"], tiles(3))
         assert sketch.shape == (4, 8)
         mean += sketch.T @ sketch / draws
@@ -283,13 +290,11 @@ def test_values_that_do_not_fit_the_rows(r: Any, error: type[Exception], message
         ({"sketch": True}, nj.DtypeError),
         ({"sketch": 2, "seed": -1}, nj.DataError),
         ({"sketch": 2, "kind": "sparse"}, nj.DataError),
-        ({"weights": np.ones(3)}, nj.DataError),
     ],
 )
 def test_what_cannot_be_reduced(changes: dict[str, Any], error: type[Exception]) -> None:
-    asked = dict(normal=False, adjoint=None, column_norms=True, sketch=None, weights=None, seed=0, kind="count")
     with pytest.raises(error):
-        reductions.chosen(8, **(asked | changes), threads=1)
+        reductions.chosen(8, column_norms=True, **changes)
 
 
 def test_a_tile_unpacks_as_those_of_a_jacobian() -> None:

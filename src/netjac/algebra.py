@@ -284,8 +284,13 @@ def add_row_squares(parts: Parts, out: NDArray[Any]) -> None:
             del rows
 
 
-def add_column_squares(parts: Parts, out: NDArray[Any]) -> None:
-    """out (m,) += squared norm of each column."""
+def add_column_squares(parts: Parts, out: NDArray[Any], weights: NDArray[Any] | None = None) -> None:
+    """out (m,) += squared norm of each column, the squares times weights (n, l) that are not negative."""
+    if weights is not None:
+        for _, _, some in _weighted(parts, np.sqrt(weights)):
+            add_column_squares(some, out)
+            del some
+        return
     for i in parts.cover.alone:
         parts.blocks[i].add_column_squares(out)
     for which in parts.cover.shared:
@@ -296,6 +301,20 @@ def add_column_squares(parts: Parts, out: NDArray[Any]) -> None:
             del rows
         for (start, stop), (begin, end) in zip(parts.touched(which), group.borders, strict=True):
             out[start:stop] += squares[begin:end]
+
+
+def _weighted(parts: Parts, w: NDArray[Any]) -> Iterator[tuple[slice, slice, Parts]]:
+    """Iterate over rows times numbers w (n, l), in parts within some megabytes."""
+    row_bytes = sum(block.nbytes for block in parts.blocks) // max(1, parts.n * parts.l)
+    w = w.astype(parts.dtype, copy=False)
+
+    def some(samples: slice, outputs: slice) -> Parts:
+        blocks = tuple(block.take(samples, outputs).weighted(w[samples, outputs]) for block in parts.blocks)
+        n, l = samples.stop - samples.start, outputs.stop - outputs.start
+        return Parts(blocks, parts.cover, parts.borders, n, l, parts.m, parts.dtype)
+
+    ranges = planning.row_ranges(parts.n, parts.l, row_bytes, _LARGE_TILE)
+    return attempts(ranges, some, _named("weighted rows"))
 
 
 # ---- min ‖J x − b‖² + damping ‖x‖²
@@ -329,8 +348,8 @@ class Solvable(Protocol):
 def solve(J: Solvable, b: NDArray[np.float64], damping: float, limit: int | None = None) -> NDArray[np.float64]:
     """The x (m,) of least ‖J x − b‖² + damping ‖x‖², of smallest norm where there are several; b (n*l,).
 
-    ``limit`` is the most bytes that explicit matrices may take, where that is less than the constants above allow. Where
-    one cannot be allocated the solution is found by products alone.
+    ``limit`` is the most bytes that explicit matrices may take, where that is less than the constants above allow.
+    Where one cannot be allocated the solution is found by products alone.
     """
     rows, m = J.shape
     if not rows or not m:

@@ -387,19 +387,26 @@ class JacobianOperator(Tilewise):
         squares = self._within(room.tiles)._row_squares().reshape(-1)
         return squares if squared else np.sqrt(squares, out=squares)
 
-    def column_norms(self, squared: bool = False, memory: float | str | None = None) -> NDArray[Any]:
+    def column_norms(
+        self, squared: bool = False, weights: ArrayLike | None = None, memory: float | str | None = None
+    ) -> NDArray[Any]:
         """Return the Euclidean norm of each column (m,), or its square: how much each parameter moves all outputs.
 
         Parameters
         ----------
         squared
             Whether to return the squares.
+        weights : (n*l,), (n, l) or (n,), optional
+            A weight w a row, or a sample, none negative: the norms are those of diag(√w) J, and their squares the
+            diagonal of ``normal(weights)``.
         memory : number of bytes or str, optional
             Most that this call may take: its result, and tiles of factors that are computed for it. A few megabytes of
             temporaries come on top. By default tiles keep the budget of the Jacobian.
 
         Raises
         ------
+        ShapeError, DataError, DtypeError
+            Where the weights have another shape, or are negative, not finite or not real.
         MemoryBudgetError
             ``memory`` is too little; the message states the least that works. Before any work.
 
@@ -410,8 +417,11 @@ class JacobianOperator(Tilewise):
         >>> np.allclose(J.column_norms(), np.linalg.norm(np.asarray(J), axis=0))
         True
         """
+        w = None if weights is None else arguments.row_weights(weights, self.n, self.l)
+        if w is not None and w.min(initial=0) < 0:
+            raise DataError(f"weights of norms must not be negative, and one is {w.min()}.")
         room = self._room(memory, "the norms of the columns", self.m * self.dtype.itemsize)
-        squares = self._within(room.tiles)._column_squares()
+        squares = self._within(room.tiles)._column_squares(w)
         return squares if squared else np.sqrt(squares, out=squares)
 
     def lstsq(self, b: ArrayLike, damping: float = 0.0, memory: float | str | None = None) -> NDArray[np.float64]:

@@ -59,12 +59,13 @@ class Reduced:
     n, rows : int
         Samples and rows there were.
     normal : (m, m)
-        Jᵀ J, or Jᵀ diag(w) J.
+        Jᵀ diag(w) J.
     adjoint : (m,)
-        Jᵀ r.
+        Jᵀ diag(w) r.
     column_norms : (m,)
+        Of diag(√w) J.
     sketch : (k, m)
-        S J.
+        S diag(√w) J.
     """
 
     n: int
@@ -78,8 +79,8 @@ class Reduced:
 class Reduction(Protocol):
     """One sum."""
 
-    def add(self, tile: Piece) -> None:
-        """Add a tile."""
+    def add(self, tile: Piece, w: NDArray[np.float64] | None = None) -> None:
+        """Add a tile, its rows weighted by w (samples, outputs)."""
 
     def result(self, n: int, rows: int) -> NDArray[np.float64]:
         """The sum over all tiles; there were n samples and so many rows."""
@@ -87,37 +88,34 @@ class Reduction(Protocol):
 
 @final
 class Normal:
-    """Jᵀ J (m, m), or Jᵀ diag(w) J."""
+    """Jᵀ diag(w) J (m, m)."""
 
-    def __init__(self, m: int, weights: RowValues | None, threads: int) -> None:
+    def __init__(self, m: int, threads: int) -> None:
         self._total = np.zeros((m, m))
-        self._weights = None if weights is None else Rows(weights, "weights")
         self._threads = threads
 
-    def add(self, tile: Piece) -> None:
+    def add(self, tile: Piece, w: NDArray[np.float64] | None = None) -> None:
         """Add a tile."""
-        w = None if self._weights is None else self._weights.of(tile)
         algebra.add_normal(tile.jacobian.parts, w, self._total, self._threads)
 
     def result(self, n: int, rows: int) -> Matrix:
         """The whole matrix, exactly symmetric."""
-        if self._weights is not None:
-            self._weights.check(n, rows)
         algebra.mirror(self._total)
         return self._total
 
 
 @final
 class Adjoint:
-    """Jᵀ r (m,)."""
+    """Jᵀ diag(w) r (m,)."""
 
     def __init__(self, m: int, r: RowValues) -> None:
         self._total = np.zeros((m, 1))
         self._r = Rows(r, "r")
 
-    def add(self, tile: Piece) -> None:
+    def add(self, tile: Piece, w: NDArray[np.float64] | None = None) -> None:
         """Add a tile."""
-        tile.jacobian._add_adjoint(self._r.of(tile)[:, :, None], self._total)
+        r = self._r.of(tile) if w is None else w * self._r.of(tile)
+        tile.jacobian._add_adjoint(r[:, :, None], self._total)
 
     def result(self, n: int, rows: int) -> Vector:
         """The vector; r must have had a value for each row."""
@@ -127,14 +125,14 @@ class Adjoint:
 
 @final
 class ColumnNorms:
-    """Euclidean norm of each column (m,)."""
+    """Euclidean norm of each column of diag(√w) J (m,)."""
 
     def __init__(self, m: int) -> None:
         self._squares = np.zeros(m)
 
-    def add(self, tile: Piece) -> None:
+    def add(self, tile: Piece, w: NDArray[np.float64] | None = None) -> None:
         """Add a tile."""
-        algebra.add_column_squares(tile.jacobian.parts, self._squares)
+        algebra.add_column_squares(tile.jacobian.parts, self._squares, w)
 
     def result(self, n: int, rows: int) -> Vector:
         """The norms."""
@@ -143,14 +141,14 @@ class ColumnNorms:
 
 @final
 class CountSketch:
-    """S J (k, m): each row of J added, with a random sign, to a random one of k rows."""
+    """S diag(√w) J (k, m): each row added, with a random sign, to a random one of k rows."""
 
     def __init__(self, m: int, k: int, seed: int, threads: int) -> None:
         self._total = np.zeros((k, m))
         self._draws = Draws(seed, lambda rng: rng.integers(0, 2 * k, BLOCK))
         self._threads = threads
 
-    def add(self, tile: Piece) -> None:
+    def add(self, tile: Piece, w: NDArray[np.float64] | None = None) -> None:
         """Add a tile."""
         J, (k, m) = tile.jacobian, self._total.shape
         numbers = row_numbers(tile)
@@ -158,6 +156,8 @@ class CountSketch:
             explicit = J.parts.rows(samples, np.float64, self._threads).reshape(-1, m)
             drawn = self._draws.of(numbers[samples].reshape(-1))
             signs = np.where(drawn < k, 1.0, -1.0)
+            if w is not None:
+                signs *= np.sqrt(w[samples]).reshape(-1)
             S = csr_array((signs, (drawn % k, np.arange(len(drawn)))), shape=(k, len(drawn)))
             self._total += S @ explicit
 
@@ -168,18 +168,20 @@ class CountSketch:
 
 @final
 class GaussianSketch:
-    """S J (k, m), the entries of S independent and normal, of variance 1/k; J is not formed."""
+    """S diag(√w) J (k, m), the entries of S independent and normal, of variance 1/k; J is not formed."""
 
     def __init__(self, m: int, k: int, seed: int) -> None:
         self._total = np.zeros((m, k))
         self._draws = Draws(seed, lambda rng: rng.standard_normal((BLOCK, k)))
 
-    def add(self, tile: Piece) -> None:
+    def add(self, tile: Piece, w: NDArray[np.float64] | None = None) -> None:
         """Add a tile."""
         J, k = tile.jacobian, self._total.shape[1]
         numbers = row_numbers(tile)
         for samples in planning.tiles(J.n, 8 * J.l * k, CHUNK_BYTES):
             S = self._draws.of(numbers[samples].reshape(-1)).reshape(-1, J.l, k) / np.sqrt(k)
+            if w is not None:
+                S *= np.sqrt(w[samples])[:, :, None]
             (J if samples == slice(0, J.n) else J[samples])._add_adjoint(S, self._total)
 
     def result(self, n: int, rows: int) -> Matrix:
@@ -189,21 +191,18 @@ class GaussianSketch:
 
 def chosen(
     m: int,
-    normal: bool,
-    adjoint: RowValues | None,
-    column_norms: bool,
-    sketch: int | None,
-    weights: RowValues | None,
-    seed: int,
-    kind: str,
-    threads: int,
+    normal: bool = False,
+    adjoint: RowValues | None = None,
+    column_norms: bool = False,
+    sketch: int | None = None,
+    seed: int = 0,
+    kind: str = "count",
+    threads: int = 1,
 ) -> dict[str, Reduction]:
     """The sums asked for, by name; the arguments are those of `netjac.streaming.Stream.reduce`."""
-    if weights is not None and not normal:
-        raise DataError("weights belong to normal=True, which was not asked for.")
     sums: dict[str, Reduction] = {}
     if normal:
-        sums["normal"] = Normal(m, weights, threads)
+        sums["normal"] = Normal(m, threads)
     if adjoint is not None:
         sums["adjoint"] = Adjoint(m, adjoint)
     if column_norms:
@@ -237,10 +236,12 @@ class Rows:
         (n*l,), (n, l), or (n, 1) or a function of a tile.
     name
         For messages.
+    least
+        What no value may be less than.
     """
 
-    def __init__(self, given: RowValues, name: str) -> None:
-        self._name = name
+    def __init__(self, given: RowValues, name: str, least: float = -np.inf) -> None:
+        self._name, self._least = name, least
         self._function = given if callable(given) else None
         self._array: Any = None
         if self._function is None:
@@ -278,6 +279,11 @@ class Rows:
         if not np.isfinite(values).all():
             raise DataError(
                 f"{self._name} must be finite, and is not in samples {tile.samples.start} to {tile.samples.stop - 1}."
+            )
+        if values.min(initial=np.inf) < self._least:
+            raise DataError(
+                f"{self._name} must be {self._least:g} or more for all but normal and adjoint, and one is "
+                f"{values.min()} in samples {tile.samples.start} to {tile.samples.stop - 1}."
             )
         return values.reshape(shape).astype(np.float64)
 

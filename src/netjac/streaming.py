@@ -114,33 +114,31 @@ class Stream:
     # ---- reductions
 
     def normal(self, weights: RowValues | None = None) -> NDArray[np.float64]:
-        """Jᵀ J (m, m), or Jᵀ diag(w) J, in one pass; see `reduce`.
-
-        Parameters
-        ----------
-        weights : (n*l,), (n, l) or (n,), or a function of a tile, optional
-            A weight a row, or a sample.
-        """
+        """Jᵀ J (m, m), or Jᵀ diag(w) J, in one pass; see `reduce`."""
         return _given(self.reduce(normal=True, weights=weights).normal)
 
-    def adjoint(self, r: RowValues) -> NDArray[np.float64]:
-        """Jᵀ r (m,), in one pass; see `reduce`.
+    def adjoint(self, r: RowValues, weights: RowValues | None = None) -> NDArray[np.float64]:
+        """Jᵀ r (m,), or Jᵀ diag(w) r, in one pass; see `reduce`.
 
         Parameters
         ----------
         r : (n*l,) or (n, l), or a function of a tile
             A function returns the values (rows,) or (samples, outputs) of the tile it is given, such as
             ``lambda tile: tile.jacobian.y - tile.targets``.
+        weights
+            As for `reduce`.
         """
-        return _given(self.reduce(adjoint=r).adjoint)
+        return _given(self.reduce(adjoint=r, weights=weights).adjoint)
 
-    def column_norms(self, squared: bool = False) -> NDArray[np.float64]:
-        """Euclidean norm of each column (m,), or its square, in one pass; see `reduce`."""
-        norms = _given(self.reduce(column_norms=True).column_norms)
+    def column_norms(self, squared: bool = False, weights: RowValues | None = None) -> NDArray[np.float64]:
+        """Euclidean norm of each column (m,) of J, or of diag(√w) J, or its square, in one pass; see `reduce`."""
+        norms = _given(self.reduce(column_norms=True, weights=weights).column_norms)
         return norms**2 if squared else norms
 
-    def sketch(self, k: int, seed: int = 0, kind: str = "count") -> NDArray[np.float64]:
-        """S J (k, m) for a random S (k, n*l) with E[Sᵀ S] = 1, in one pass; see `reduce`.
+    def sketch(
+        self, k: int, seed: int = 0, kind: str = "count", weights: RowValues | None = None
+    ) -> NDArray[np.float64]:
+        """S J (k, m), or S diag(√w) J, for a random S (k, n*l) with E[Sᵀ S] = 1, in one pass; see `reduce`.
 
         Parameters
         ----------
@@ -151,11 +149,13 @@ class Stream:
         kind : {"count", "gaussian"}
             "count": every row of J is added to one of the k, with a random sign (Charikar, Chen and Farach-Colton
             2004; Clarkson and Woodruff 2013). "gaussian": S has independent normal entries of variance 1/k.
+        weights
+            As for `reduce`.
         """
-        return _given(self.reduce(sketch=k, seed=seed, kind=kind).sketch)
+        return _given(self.reduce(sketch=k, seed=seed, kind=kind, weights=weights).sketch)
 
-    def leverage(self, damping: float = 0.0) -> NDArray[np.float64]:
-        """Diagonal of J (Jᵀ J + damping)⁻¹ Jᵀ, one entry a row (n*l,), in two passes.
+    def leverage(self, damping: float = 0.0, weights: RowValues | None = None) -> NDArray[np.float64]:
+        """Diagonal of J (Jᵀ J + damping)⁻¹ Jᵀ, one entry a row (n*l,), in two passes; with weights of diag(√w) J.
 
         Directions that J leaves undetermined are left out, as by a pseudo-inverse; each entry is between 0 and 1.
 
@@ -163,6 +163,8 @@ class Stream:
         ----------
         damping : float
             Not negative.
+        weights
+            As for `reduce`, none negative.
 
         Raises
         ------
@@ -175,7 +177,8 @@ class Stream:
                 "leverage needs two passes over the data, and they are an iterator, which can be walked once; give an "
                 "array, a data set, or a function that returns a new iterator."
             )
-        first = self.reduce(normal=True)
+        given = None if weights is None else reductions.Rows(weights, "weights", least=0)
+        first = self._reduced(reductions.chosen(self.m, normal=True, threads=self._threads), given)
         with at_most(self._threads, *LIBRARIES):
             root = reductions.inverse_root(_given(first.normal), penalty)
         found: list[NDArray[np.float64]] = []
@@ -183,6 +186,8 @@ class Stream:
             for tile in tiles:
                 with at_most(self._threads, *LIBRARIES):
                     found.append(reductions.leverages(tile.jacobian, root))
+                    if given is not None:
+                        found[-1] *= given.of(tile).reshape(-1)
         values = np.concatenate([np.zeros(0), *found])
         if len(values) != first.rows:
             raise DataError(f"the data gave {first.rows} rows in the first pass and {len(values)} in the second.")
@@ -209,8 +214,9 @@ class Stream:
             r of Jᵀ r, as for `adjoint`.
         sketch : int, optional
             k, as for `Stream.sketch`, with ``seed`` and ``kind``.
-        weights
-            Of ``normal``.
+        weights : (n*l,), (n, l) or (n, 1), or a function of a tile, optional
+            A weight w a row, or a sample: the results are Jᵀ diag(w) J, Jᵀ diag(w) r, and those of diag(√w) J. Of any
+            sign where these are only the first two.
 
         Returns
         -------
@@ -223,22 +229,27 @@ class Stream:
         DataError, ShapeError, DtypeError
             Nothing was asked for; or r, weights or k do not fit.
         """
-        sums = reductions.chosen(
-            self.m, normal, adjoint, column_norms, sketch, weights, seed, kind, threads=self._threads
-        )
+        sums = reductions.chosen(self.m, normal, adjoint, column_norms, sketch, seed, kind, self._threads)
         if not sums:
             raise DataError("nothing to reduce: ask for normal, adjoint, column_norms or sketch.")
+        least = 0 if column_norms or sketch is not None else -np.inf
+        return self._reduced(sums, None if weights is None else reductions.Rows(weights, "weights", least))
+
+    def _reduced(self, sums: dict[str, reductions.Reduction], weights: reductions.Rows | None) -> Reduced:
         n = rows = 0
         with closing(self._walk(", ".join(sums), wide=True)) as tiles:
             for tile in tiles:
                 wide = replace(tile, jacobian=tile.jacobian._widened(np.dtype(np.float64)))
                 del tile
+                w = None if weights is None else weights.of(wide)
                 with at_most(self._threads, *LIBRARIES):
                     for total in sums.values():
-                        total.add(wide)
+                        total.add(wide, w)
                 n = wide.samples.stop
                 rows += wide.jacobian.shape[0]
                 del wide
+        if weights is not None:
+            weights.check(n, rows)
         return Reduced(n, rows, **{name: total.result(n, rows) for name, total in sums.items()})
 
     # ---- tiles

@@ -268,6 +268,8 @@ def check_transforms(block: Block, dense: NDArray[Any], tol: float, rng: np.rand
     for q in (0, 1, l + 2):
         b = rng.standard_normal((n, q, l))
         _check_explicit(block.scaled(b), b @ dense, f"scaled to {q} rows", 10 * tol)
+    w = rng.standard_normal((n, l))
+    _check_explicit(block.weighted(w), w[:, :, None] * dense, "weighted", 10 * tol)
     for columns in (1, 7, max(1, m)):
         total = np.zeros_like(dense)
         pieces = block.pieces(columns)

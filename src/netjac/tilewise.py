@@ -186,9 +186,9 @@ class Tilewise(LinearOperator, ABC):
             algebra.add_row_squares(tile.parts, squares[samples, outputs])
         return squares
 
-    def _column_squares(self) -> NDArray[Any]:
-        """Squared norm of each column (m,)."""
+    def _column_squares(self, weights: NDArray[np.float64] | None = None) -> NDArray[Any]:
+        """Squared norm of each column (m,), the squares times weights (n, l) that are not negative."""
         squares = np.zeros(self.m, self.dtype)
-        for _, _, tile in self._shown("column_norms"):
-            algebra.add_column_squares(tile.parts, squares)
+        for samples, outputs, tile in self._shown("column_norms"):
+            algebra.add_column_squares(tile.parts, squares, None if weights is None else weights[samples, outputs])
         return squares

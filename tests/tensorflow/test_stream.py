@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 import netjac as nj
-from netjac import progress
+from netjac import progress, reductions
 from netjac.tensorflow.evaluate import CompiledSites
 
 L = keras.layers
@@ -100,16 +100,50 @@ def test_tiles_of_every_kind_of_data_are_the_rows(kind: str, memory: Any, prefet
     assert no_threads()
 
 
+@pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("kind", DATA)
-def test_reductions_of_every_kind_of_data(kind: str, tmp_path: Any) -> None:
+def test_reductions_of_every_kind_of_data(kind: str, weighted: bool, tmp_path: Any) -> None:
     stream = nj.stream(network(), DATA[kind](tmp_path), memory="8 kB")
-    found = stream.reduce(normal=True, adjoint=R, column_norms=True, sketch=4)
+    w = np.linspace(0, 2, 3 * N) if weighted else np.ones(3 * N)
+    weights = w if weighted else None
+    found = stream.reduce(normal=True, adjoint=R, column_norms=True, sketch=4, weights=weights)
     J = dense()
-    close(found.normal, J.T @ J)
-    close(found.adjoint, J.T @ R)
-    close(found.column_norms, np.linalg.norm(J, axis=0))
-    assert found.sketch.shape == (4, stream.m)
+    rows = np.sqrt(w)[:, None] * J
+    close(found.normal, rows.T @ rows)
+    close(found.adjoint, J.T @ (w * R))
+    close(found.column_norms, np.linalg.norm(rows, axis=0))
+    drawn = reductions.Draws(0, lambda rng: rng.integers(0, 8, reductions.BLOCK)).of(np.arange(3 * N))
+    S = np.zeros((4, 3 * N))
+    S[drawn % 4, np.arange(3 * N)] = np.where(drawn < 4, 1, -1)
+    close(found.sketch, S @ rows)
     assert (found.n, found.rows) == (N, 3 * N)
+    if kind != "iterator":
+        hat = rows @ np.linalg.solve(rows.T @ rows + 0.1 * np.eye(J.shape[1]), rows.T)
+        close(stream.leverage(0.1, weights), np.diag(hat), 1e-5)
+
+
+def test_weights_that_come_with_the_data_and_such_that_are_negative() -> None:
+    w = np.linspace(0.5, 2, N).astype("float32")
+    data = tf.data.Dataset.from_tensor_slices((X, Y, w)).batch(7)
+    stream = nj.stream(network(), data, memory="8 kB")
+    rows = np.sqrt(np.repeat(w, 3))[:, None] * dense()
+    of_tile = lambda tile: np.repeat(tile.weights, tile.jacobian.l)  # noqa: E731
+    close(stream.normal(of_tile), rows.T @ rows)
+    close(stream.column_norms(weights=of_tile), np.linalg.norm(rows, axis=0))
+    close(stream.adjoint(R, of_tile), dense().T @ (np.repeat(w, 3) * R))
+    negative = np.linspace(-1, 1, 3 * N)
+    close(stream.adjoint(R, negative), dense().T @ (negative * R))
+    close(stream.normal(negative), dense().T @ (negative[:, None] * dense()))
+    for verb in (
+        lambda: stream.column_norms(weights=negative),
+        lambda: stream.leverage(0.1, negative),
+        lambda: stream.sketch(3, weights=negative),
+        lambda: stream.reduce(normal=True, sketch=3, weights=negative),
+    ):
+        with pytest.raises(nj.DataError, match="weights must be 0 or more"):
+            verb()
+    with pytest.raises(nj.ShapeError, match="weights has shape"):
+        stream.column_norms(weights=np.ones(3 * N + 3))
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 23, 100])

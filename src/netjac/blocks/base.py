@@ -246,6 +246,10 @@ class Block(ABC):
         """Rows combined per sample: new row i of sample n is sum_j b[n, i, j] · row j; ``b`` is (n, q, l)."""
 
     @abstractmethod
+    def weighted(self, w: NDArray[Any]) -> Self:
+        """Each row times a number, ``w`` (n, l)."""
+
+    @abstractmethod
     def pieces(self, columns: int) -> list[Block]:
         """Blocks of about ``columns`` columns each that together are this one; a single one where it cannot be cut.
 

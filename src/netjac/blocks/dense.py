@@ -93,6 +93,9 @@ class DenseBlock(Block):
     def scaled(self, b: NDArray[Any]) -> Self:
         return type(self)(b @ self.values, self.placement)
 
+    def weighted(self, w: NDArray[Any]) -> Self:
+        return type(self)(self.values * w[:, :, None], self.placement)
+
     def pieces(self, columns: int) -> list[Block]:
         cut = self.placement.cut(columns)
         axis = cut[0][0]

@@ -140,6 +140,9 @@ class EmbeddingBlock(Block):
         D = b @ self.D.reshape(self.n, self.l, self.p * self.c)
         return type(self)(self.indices, D.reshape(self.n, b.shape[1], self.p, self.c), self.placement)
 
+    def weighted(self, w: NDArray[Any]) -> Self:
+        return type(self)(self.indices, self.D * w[:, :, None, None], self.placement)
+
     def pieces(self, columns: int) -> list[Block]:
         cut = self.placement.cut(columns)
         if any(axis != 2 for axis, _, _ in cut):  # a part of the table would need a part of the tokens

@@ -107,6 +107,9 @@ class MappedBlock(Block):
     def scaled(self, b: NDArray[Any]) -> Self:
         return type(self)(self.inner.scaled(b), self.T, self.where)
 
+    def weighted(self, w: NDArray[Any]) -> Self:
+        return type(self)(self.inner.weighted(w), self.T, self.where)
+
     def pieces(self, columns: int) -> list[Block]:
         return [self]
 

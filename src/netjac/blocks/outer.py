@@ -187,6 +187,9 @@ class OuterBlock(Block):
         D = (b @ self._D).reshape(self.n, b.shape[1], self.p, self.g, self.c)
         return type(self)(self.A, D, self.placement)
 
+    def weighted(self, w: NDArray[Any]) -> Self:
+        return type(self)(self.A, self.D * w[:, :, None, None, None], self.placement)
+
     def pieces(self, columns: int) -> list[Block]:
         blocks: list[Block] = []
         for axis, part, placement in self.placement.cut(columns):

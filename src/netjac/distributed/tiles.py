@@ -182,8 +182,9 @@ class DistributedJacobian(JacobianOperator):
         parts = self._held.cluster.gather(self._held.each(worker.row_squares))
         return np.concatenate(parts).astype(self.dtype, copy=False)
 
-    def _column_squares(self) -> NDArray[Any]:
-        return self._held.total(worker.column_squares).astype(self.dtype, copy=False)
+    def _column_squares(self, weights: NDArray[np.float64] | None = None) -> NDArray[Any]:
+        rows = None if weights is None else self._held.cut(weights)
+        return self._held.total(worker.column_squares, rows).astype(self.dtype, copy=False)
 
     # ---- parts of it
 

@@ -314,9 +314,9 @@ def normal(tile: Tile, weights: Array | None, dtype: np.dtype[Any]) -> Array:
     return np.asarray(tile.jacobian.normal(weights, dtype, threads=1), np.float64)
 
 
-def column_squares(tile: Tile) -> Array:
-    """Squared norm of each column (m,)."""
-    return np.asarray(tile.jacobian.column_norms(squared=True), np.float64)
+def column_squares(tile: Tile, weights: Array | None) -> Array:
+    """Squared norm of each column (m,), the squares times weights (n, l)."""
+    return np.asarray(tile.jacobian.column_norms(squared=True, weights=weights), np.float64)
 
 
 def row_squares(tile: Tile) -> NDArray[Any]:

@@ -126,22 +126,10 @@ class Factors(Rows):
     def scaled_rows(self, w: Vector) -> Rows:
         if self.jacobian.l > FOLDED:
             return Weighted(self, w)
-        return Factors(self._folded(w, slice(None)))
-
-    def _folded(self, w: Vector, samples: slice) -> Any:
-        J = self.jacobian if samples == slice(None) else self.jacobian[samples]
+        J = self.jacobian
         B = np.zeros((J.n, J.l, J.l), J.dtype)
-        B[:, range(J.l), range(J.l)] = w.reshape(-1, J.l)[samples]
-        return J.scaled(B)
-
-    def weighted_squares(self, w: Vector) -> Vector:
-        """Σ_i w_i² J[i, m]² (M,)."""
-        n, l = self.jacobian.n, self.jacobian.l
-        some = max(1, CHUNK_BYTES // (8 * l * l))
-        squares = np.zeros(self.shape[1])
-        for start in range(0, n, some):
-            squares += self._folded(w, slice(start, min(start + some, n))).column_norms(squared=True)
-        return squares
+        B[:, range(J.l), range(J.l)] = w.reshape(-1, J.l)
+        return Factors(J.scaled(B))
 
 
 @final
@@ -210,7 +198,7 @@ class Weighted(Rows):
 
     def column_norms(self, squared: bool = False) -> Vector:
         if isinstance(self.rows, Factors):
-            return _norms(self.rows.weighted_squares(self.w), squared)
+            return _double(self.rows.jacobian.column_norms(squared, self.w**2))
         return _norms(np.sum(self.to_array() ** 2, axis=0), squared)
 
     def scaled_rows(self, w: Vector) -> Weighted:
