@@ -55,6 +55,31 @@ def test_vectorised_and_unrolled_are_the_same(outputs: int, monkeypatch: pytest.
     compare(found[0], tape_jacobian(f, X, variables))
 
 
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_few_outputs_of_many_operations_are_vectorised(n: int, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    i = keras.Input((4, 6))
+    h = i + L.MultiHeadAttention(2, 3)(L.LayerNormalization()(i), i)
+    h = h + L.Dense(6)(L.Dense(9, "gelu")(L.LayerNormalization()(h)))
+    model = keras.Model(i, {"one": L.Dense(1)(L.GlobalAveragePooling1D()(h)), "three": L.Dense(3)(L.LSTM(2)(h))})
+    randomise(model.weights)
+    x = RNG.normal(size=(n, 4, 6))
+    found = []
+    for most in (0, 10**9):
+        monkeypatch.setattr(symbolic, "UNROLLED_OPERATIONS", most)
+        found.append(nj.jacobian(lambda x: model(x), x, variables=model.trainable_variables))  # traced anew
+    tolerance = 1e-5 if precision == "float32" else 1e-13
+    np.testing.assert_allclose(found[0].to_array(), found[1].to_array(), rtol=0, atol=tolerance)
+    monkeypatch.setattr(symbolic, "UNROLLED_OPERATIONS", 0)
+    check(model, x, random=False)
+
+
+def test_poolings_and_loops_are_not_vectorised() -> None:
+    assert all(
+        map(symbolic.UNROLLED_TYPES.match, ("MaxPool", "AvgPool3D", "DepthwiseConv2dNative", "StatelessWhile", "If"))
+    )
+    assert not any(map(symbolic.UNROLLED_TYPES.match, ("Conv2D", "MatMul", "IfOfMine", "Identity")))
+
+
 @pytest.mark.parametrize("kind", ["convolutions", "attention", "recurrent", "embedding"])
 def test_vectorised_layers(kind: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x: Any = RNG.normal(size=(2, 5, 5, 2))

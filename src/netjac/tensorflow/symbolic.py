@@ -1,12 +1,13 @@
 """The values of every site as tensors of the graph under construction, for any θ and x.
 
-The program is inserted once. One backward sweep an output gives the cotangents of all sites (unrolled for few outputs,
-vectorised for many); A and D are brought into normal form, and what is to be summed over p is summed at once. No
-gradient with respect to a weight is taken.
+The program is inserted once. One backward sweep an output gives the cotangents of all sites (unrolled where outputs
+and operations are few, else vectorised); A and D are brought into normal form, and what is to be summed over p is
+summed at once. No gradient with respect to a weight is taken.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,15 @@ from netjac.tensorflow.trace import Trace, flat_outputs
 from netjac.tensorflow.vectorise import vectorized_map
 from netjac.tensorflow.weights import Mix
 
-UNROLLED_OUTPUTS = 16  # more outputs than this are swept by one vectorised pass: unrolling them takes long to trace
+UNROLLED_OUTPUTS = 16
+"""More outputs than this are swept by one vectorised pass: unrolling them takes long to trace."""
+
+UNROLLED_OPERATIONS = 1000
+"""The same of fewer outputs, where all their sweeps together have more operations than this: vectorised, there are as
+many as in one sweep, and for attention and recurrent layers that is faster by a half."""
+
+UNROLLED_TYPES = re.compile(r".*Pool|Depthwise|(Stateless)?(While|If|Case)$")
+"""Operations that are slower vectorised, or that TensorFlow may fail to vectorise."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +84,9 @@ class SiteBuilder:
         self._groups = tuple(groups)
         self._fallbacks = tuple(fallbacks)
         self._nodes = {node.name: node for node in trace.program.graph_def.node}
+        types = {node.op for node in trace.program.graph_def.node}
+        operations = len(self._nodes) * trace.output_space.size
+        self._unrolled = operations <= UNROLLED_OPERATIONS or any(map(UNROLLED_TYPES.match, types))
 
     def __call__(self, theta: Sequence[Any], x: Sequence[Any], seeds: Any = None) -> tuple[Any, list[SiteTensors]]:
         """Outputs (n, l) and the tensors of each site: the groups' first, then the fallbacks'.
@@ -116,7 +128,7 @@ class SiteBuilder:
         stacked: list[Any] = []
         if roots and seeds is None:
             sizes = [segment.size for segment in self._trace.output_space.segments]
-            stacked = sweeps(outputs, sizes, [tensor[plain_name(root)] for root in roots], sweep)
+            stacked = sweeps(outputs, sizes, [tensor[plain_name(root)] for root in roots], sweep, self._unrolled)
         elif roots:
             stacked = seeded_sweeps(y, seeds, [tensor[plain_name(root)] for root in roots], sweep)
         dense = iter(stacked[len(kept) :])
@@ -248,13 +260,18 @@ def _times(factor: Any, mix: Mix, tensor: Mapping[str, Any]) -> Any:
 
 
 def sweeps(
-    outputs: Sequence[Any], sizes: Sequence[int], roots: Sequence[Any], sweep: Callable[[Sequence[Any]], list[Any]]
+    outputs: Sequence[Any],
+    sizes: Sequence[int],
+    roots: Sequence[Any],
+    sweep: Callable[[Sequence[Any]], list[Any]],
+    unroll_few: bool = True,
 ) -> list[Any]:
     """Run ``sweep`` on the roots' cotangents for each of the l outputs; results stacked as (n, l, …).
 
-    ``sizes`` are the numbers each of the ``outputs`` holds a sample.
+    ``sizes`` are the numbers each of the ``outputs`` holds a sample; few outputs are swept one after the other, unless
+    ``unroll_few`` is False.
     """
-    unrolled = sum(sizes) <= UNROLLED_OUTPUTS
+    unrolled = sum(sizes) <= (UNROLLED_OUTPUTS if unroll_few else 0)
     rows: list[list[Any]] = []
     for y, size in zip(outputs, sizes, strict=True):
         samples = tf.shape(y)[0]
@@ -283,6 +300,8 @@ def sweeps(
 
 def _over_outputs(one: Callable[[Any], list[Any]], size: int) -> list[Any]:
     """``one`` of every output, stacked: vectorised where TensorFlow can."""
+    if size == 1:
+        return [part[None] for part in one(0)]
     try:
         vectorised: list[Any] = vectorized_map(one, tf.range(size))
         return vectorised
