@@ -173,6 +173,36 @@ def total(constraint: Any, theta: np.ndarray) -> np.ndarray:
     return difference(lambda t: constraint.jac(t).sum(axis=0), theta, 1e-5)
 
 
+@pytest.mark.parametrize("of", ["outputs", "input_jacobian"])
+def test_a_model_that_the_problem_does_not_fit_is_refused(of: str) -> None:
+    """A copy has variables of its own, whatever they are called."""
+    model, other = network(), network(hidden=2)
+    problem = nj.LeastSquares(model, X, Y)
+    with pytest.raises(
+        ModelError, match=r"none of the problem's variables \('hidden/kernel', 'hidden/bias'.*This model"
+    ) as e:
+        nj.OutputConstraint(other, WHERE, 0, of=of, problem=problem)
+    assert "This model has others: 'hidden/kernel', 'hidden/bias', 'out/kernel', 'out/bias'." in str(e.value)
+    frozen = nj.Objective(model, X, squares, trainable="out/bias")
+    hidden = model.layers[0]
+    with pytest.raises(
+        ModelError, match=r"none of the problem's variables \('out/bias'\).*hidden/bias'\. Give the model"
+    ):
+        nj.OutputConstraint(hidden, WHERE, 0, of=of, problem=frozen)
+    nj.OutputConstraint(hidden, WHERE, 0, of=of, problem=problem)  # some of them are enough
+
+
+def test_a_formula_that_no_parameter_changes_is_refused() -> None:
+    a, b = tf.Variable([1.0], dtype="float64", name="a"), tf.Variable([1.0], dtype="float64", name="b")
+    with pytest.raises(ModelError, match=r"what is limited \(outputs\) depends on none of the variables given \('b'\)"):
+        nj.OutputConstraint(lambda x: a * x, WHERE, 0, variables=[b])
+    with pytest.raises(ModelError, match=r"\(input_jacobian\) depends on none of the variables given \('b'\)"):
+        nj.OutputConstraint(lambda x: x + b, WHERE, 0, variables=[b], of="input_jacobian")  # whose slope is 1
+    problem = nj.LeastSquares(lambda x: b * x, X, Y, variables=[b])
+    with pytest.raises(ModelError, match=r"none of the problem's variables \('b'\), so that no step .* it\. Give"):
+        nj.OutputConstraint(lambda x: a * x, WHERE, 0, problem=problem)
+
+
 def test_theta_is_the_problems() -> None:
     """A part of the variables, and an extra parameter that the network does not know."""
     model = network()

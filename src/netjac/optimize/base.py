@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from netjac.errors import DataError, DtypeError, PicklingError, ShapeError
 from netjac.optimize import description, names, targets
 from netjac.optimize.callbacks import Stopped
-from netjac.optimize.evaluations import Evaluated, Evaluations, Evaluator
+from netjac.optimize.evaluations import Evaluated, Evaluations, TracedEvaluator
 from netjac.optimize.identity import by_variable, named
 from netjac.optimize.losses import Vector
 from netjac.optimize.options import OptionError
@@ -229,7 +229,7 @@ def violation(constraint: Any, theta: Vector) -> float:
     return float(np.max(excess, initial=0.0))
 
 
-def network_evaluator(model: Any, x: Any, variables: Any, trainable: Any, dtype: str | None) -> Evaluator:
+def network_evaluator(model: Any, x: Any, variables: Any, trainable: Any, dtype: str | None) -> TracedEvaluator:
     """The evaluator of a TensorFlow model; imported here so that `netjac.optimize` alone loads no TensorFlow."""
     targets.check_arrays(x, "x")
     from netjac.tensorflow import evaluator, parameters

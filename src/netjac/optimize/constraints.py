@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, final
 
 import numpy as np
@@ -10,12 +10,13 @@ import scipy.optimize
 from numpy.typing import ArrayLike, NDArray
 from scipy.sparse.linalg import LinearOperator
 
-from netjac.errors import DataError, DtypeError, ModelError, ProbeError, ShapeError
+from netjac.errors import DataError, DtypeError, ModelError, NetjacError, ProbeError, ShapeError
 from netjac.optimize import options, targets
 from netjac.optimize.base import Problem, network_evaluator
 from netjac.optimize.evaluations import EvaluatedJacobian, Evaluator
 from netjac.optimize.losses import Vector
 from netjac.optimize.options import OptionError
+from netjac.sites import Coverage, Treatment
 from netjac.spaces import OutputSpace
 
 OF = ("outputs", "input_jacobian")
@@ -75,6 +76,8 @@ class OutputConstraint(scipy.optimize.NonlinearConstraint):
     ------
     DataError, ShapeError, OptionError
         If a limit does not fit, a lower one is above its upper one, or nothing is limited.
+    ModelError
+        If what is limited depends on none of the parameters, as with a model that the problem does not fit.
     ProbeError
         If slopes are limited and TensorFlow's second derivatives of the network are wrong.
 
@@ -119,10 +122,12 @@ class OutputConstraint(scipy.optimize.NonlinearConstraint):
                 raise OptionError(f"problem must be a LeastSquares or Objective, and is a {type(problem).__name__}.")
             self._size = problem.parameters.size
             variables = problem.network_variables
+        given = model
         if of == "input_jacobian":
             _check_one_input(x_c)
             model, variables = _slopes(model, variables)
         self._evaluator = network_evaluator(model, x_c, variables, None, dtype)
+        _check_depends(self._evaluator.coverage, of, given, problem)
         if of == "input_jacobian":
             _check_slopes(self._evaluator)
         self._m = self._evaluator.parameters.size
@@ -169,6 +174,33 @@ class OutputConstraint(scipy.optimize.NonlinearConstraint):
             return np.pad(found, (0, padding))
 
         return LinearOperator((at.size, at.size), matvec=product, rmatvec=product, dtype=np.float64)
+
+
+def _check_depends(coverage: Coverage, of: str, model: Any, problem: Problem[Any] | None) -> None:
+    """Refuse what no parameter changes: all derivatives would be zero, and no step could meet the limits."""
+    if any(entry.treatment is not Treatment.UNREACHED for entry in coverage.entries):
+        return
+    if problem is None:
+        whose, own = "the variables given", ""
+        names: Iterable[str] = dict.fromkeys(entry.variable for entry in coverage.entries)
+    else:
+        whose, own = "the problem's variables", _own_names(model)
+        names = problem.parameters.names[: len(problem.network_variables)]
+    raise ModelError(
+        f"what is limited ({of}) depends on none of {whose} ({', '.join(map(repr, names))}), so that no step of the "
+        f"optimiser would change it.{own} Give the model that is fitted, or one that shares variables with it."
+    )
+
+
+def _own_names(model: Any) -> str:
+    """The variables of a constraint's own model, where it tells."""
+    from netjac.tensorflow import parameters
+
+    try:
+        names = parameters(model).names
+    except NetjacError:  # a plain callable
+        return ""
+    return f" This model has others: {', '.join(map(repr, names))}."
 
 
 def _check_one_input(x: Any) -> None:

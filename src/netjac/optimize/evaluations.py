@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from netjac.optimize.losses import Vector
+from netjac.sites import Coverage
 from netjac.spaces import OutputSpace, ParameterSpace
 
 
@@ -49,6 +50,14 @@ class Evaluator(Protocol):
 
     def second_product(self, theta: Vector, u: NDArray[np.float64], v: Vector) -> Vector:
         """Σ u[n, l] ∇²y[n, l] v (m,), for u (n, l) and v (m,); needed for ``curvature="exact"`` alone."""
+
+
+class TracedEvaluator(Evaluator, Protocol):
+    """One that knows, before it evaluates, which parameters the outputs depend on."""
+
+    @property
+    def coverage(self) -> Coverage:
+        """What becomes of each variable."""
 
 
 class Evaluated(Protocol):

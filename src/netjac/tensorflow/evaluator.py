@@ -77,6 +77,8 @@ class Evaluator:
         The columns, live.
     output_space : OutputSpace
         The rows.
+    coverage : Coverage
+        What becomes of each variable.
     dtype : numpy.dtype
         Of the factors.
     n : int
@@ -89,6 +91,7 @@ class Evaluator:
         self.n = int(self._x[0].shape[0])
         self.parameters = extractor.parameters
         self.output_space = extractor.output_space
+        self.coverage = extractor.coverage
         self.dtype = extractor.dtype
         self._limit = Limit()
         self._second: SecondProduct | None = None
