@@ -6,17 +6,38 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^( *)```python\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^\s*(?:`{3,}|~{3,})(.*)$", re.MULTILINE)
+NOT_RUN = {"distributed.md": 3}  # marked py: clusters that the tests have not
 
 
 def blocks(text: str) -> list[tuple[int, str]]:
-    """Line of the first statement, and the code, of each block."""
-    return [(text.count("\n", 0, match.start(1)), match.group(1)) for match in BLOCK.finditer(text)]
+    """Line of the first statement, and the code, of each block, also of those inside a list."""
+    return [(text.count("\n", 0, match.start(2)), dedent(match.group(2))) for match in BLOCK.finditer(text)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_block_of_code_is_run_or_said_not_to_be(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    fenced = FENCE.split(text)  # text, language, code, "", text, …
+    languages = [said.strip() for said in fenced[1::4]]
+    assert set(languages) <= {"python", "py", ""}
+    assert languages.count("python") == len(blocks(text))
+    assert languages.count("py") == NOT_RUN.get(page.name, 0)
+    assert "python" in languages or page.name in ("examples.md", "layers.md")  # a page of scripts, and a table
+    for said, code in zip(languages, fenced[2::4], strict=True):
+        assert said or not re.search(r"^\s*(import|from|def|assert) ", code, re.MULTILINE), "code without its language"
+
+
+def test_blocks_inside_a_list_are_found() -> None:
+    [(line, code)] = blocks("- so:\n\n  ```python\n  if 1 + 1 == 3:\n      raise AssertionError\n  ```\n")
+    assert (line, code) == (3, "if 1 + 1 == 3:\n    raise AssertionError\n")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
