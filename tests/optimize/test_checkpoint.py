@@ -341,7 +341,9 @@ def test_of_another_fit(tmp_path: Path) -> None:
         assert path.read_bytes() == before
 
     problem = fitted()[1]
-    refuses("method: 'netjac' there, 'trf' here", problem, "trf")
+    refuses(
+        r"another fit than this one \(here\):\n  method: 'netjac' there, 'trf' here$", problem, "trf", x_scale="jac"
+    )
     refuses("loss: 'linear' there, 'huber' here", problem, loss="huber")
     refuses("f_scale: 1.0 there, 2.0 here", problem, f_scale=2)
     refuses("linear_solver: 'auto' there, 'gram' here", problem, linear_solver="gram")

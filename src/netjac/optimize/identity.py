@@ -18,6 +18,8 @@ from netjac.spaces import ParameterSpace
 
 Identity = Mapping[str, Any]
 
+_OF_A_METHOD = ("jac", "linear_solver", "x_scale")
+
 
 def digest(*arrays: ArrayLike) -> str:
     """A short fingerprint of arrays: of their shapes, types and bytes.
@@ -68,9 +70,10 @@ def differences(there: Identity, here: Identity) -> list[str]:
     bounds of 'kernel': none there
     """
     lines: list[str] = []
+    apart = there.get("method") != here.get("method")  # whose own options, by default or given, then say nothing
     for key in dict.fromkeys([*here, *there]):
         before, now = there.get(key), here.get(key)
-        if before == now:
+        if before == now or (apart and key in _OF_A_METHOD):
             continue
         if key == "parameters" and before and now:
             lines += _of_parameters(before, now)
