@@ -13,7 +13,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from netjac import algebra, materialise
+from netjac import algebra, kronecker, materialise
 from netjac.blocks.base import Block
 from netjac.errors import ShapeError
 from netjac.operator import JacobianOperator
@@ -128,6 +128,9 @@ class Jacobian(JacobianOperator):
 
     def _copied(self, dtype: np.dtype[Any]) -> int:
         return 0 if np.can_cast(dtype, self.dtype) else self.nbytes * dtype.itemsize // self.dtype.itemsize
+
+    def _layers(self) -> int | None:
+        return len(kronecker.places(self.parts))
 
     def _add_product(self, v: NDArray[Any], out: NDArray[Any]) -> None:
         for block in self.blocks:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 from scipy.sparse.linalg import LinearOperator
 
-from netjac import algebra, arguments, materialise
+from netjac import algebra, arguments, kronecker, materialise
 from netjac.errors import ShapeError
 from netjac.progress import Progress, Shown
 from netjac.sites import Coverage
@@ -178,6 +178,34 @@ class Tilewise(LinearOperator, ABC):
             algebra.add_normal(tile.parts, w, total, threads, work)
         algebra.mirror(total)
         return total
+
+    def _normal_product(self, v: NDArray[Any], weights: NDArray[Any] | None = None) -> NDArray[Any]:
+        """Jᵀ diag(w) J v (m, q), for v (m, q) in the type of J and weights (n, l): one pass over the tiles."""
+        out = np.zeros(v.shape, self.dtype)
+        for samples, outputs, tile in self.tiles():
+            u = np.zeros((tile.n, tile.l, v.shape[1]), self.dtype)
+            tile._add_product(v, u)
+            if weights is not None:
+                u *= weights[samples, outputs][:, :, None]
+            tile._add_adjoint(u, out)
+            del tile
+        return out
+
+    def _layers(self) -> int | None:
+        """How many layers `_kronecker` finds; None where that takes a computation."""
+        return None
+
+    def _kronecker(self, weights: NDArray[np.float64] | None = None) -> list[kronecker.Layer]:
+        """Kronecker factors of the layers that are products, of rows with weights (n, l) that are not negative."""
+        found: list[kronecker.Layer] | None = None
+        for samples, outputs, tile in self.tiles():
+            places = kronecker.places(tile.parts)
+            # Those alone that are products in every tile.
+            found = kronecker.nothing(places) if found is None else [f for f in found if f.placement in places]
+            w = None if weights is None else weights[samples, outputs]
+            kronecker.add(found, tile.parts, w, inputs=not outputs.start)
+            del tile
+        return found or []
 
     def _row_squares(self) -> NDArray[Any]:
         """Squared norm of each row (n, l)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, final
@@ -13,6 +14,7 @@ from numpy.typing import DTypeLike, NDArray
 from netjac.distributed import worker
 from netjac.distributed.placing import Placed
 from netjac.distributed.tiles import Held
+from netjac.kronecker import Layer, unpacked
 from netjac.optimize import names
 from netjac.optimize.losses import Vector
 from netjac.optimize.options import OptionError
@@ -82,11 +84,21 @@ class TurnedRows(Rows):
     def _explicit(self) -> NDArray[np.float64]:
         return turned(self._gradient, self._normal, self._norm)
 
-    def normal_product(self, v: Vector) -> Vector:
-        """Jᵀ J v (m,): v goes out, and a vector like it comes back."""
+    @property
+    def normal_product(self) -> Callable[[Vector], Vector]:
+        """v ↦ Jᵀ J v (m,): v goes out, and a vector like it comes back."""
         if "_normal" in self.__dict__:
-            return np.asarray(self._normal @ v)
-        return self._held.total(worker.normal_product, self._held.cluster.submit(np.array, v))
+            return lambda v: np.asarray(self._normal @ v)
+        return lambda v: self._held.total(worker.residual_normal_product, self._held.cluster.submit(np.array, v))
+
+    @property
+    def layers(self) -> None:
+        """See `Rows`: the workers know."""
+
+    def kronecker(self) -> list[Layer]:
+        """See `Rows`; the factors of the tiles are summed among the workers."""
+        places = self._held.first(worker.residual_places)
+        return unpacked(self._held.total(worker.residual_layers, tuple(places)), places)
 
     def _product(self, V: NDArray[np.float64]) -> NDArray[np.float64]:
         return self._explicit @ V

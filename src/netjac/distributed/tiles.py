@@ -17,6 +17,7 @@ from netjac.distributed import worker
 from netjac.distributed.cluster import Cluster
 from netjac.errors import DataError, PicklingError
 from netjac.jacobian import Jacobian
+from netjac.kronecker import Layer, unpacked
 from netjac.layout import parse
 from netjac.operator import JacobianOperator
 from netjac.sites import Coverage
@@ -44,6 +45,10 @@ class Held:
     def total(self, verb: Callable[..., Any], *given: Any) -> NDArray[np.float64]:
         """The sum of what a verb returns."""
         return self.cluster.total(self.each(verb, *given))
+
+    def first(self, verb: Callable[..., Any]) -> Any:
+        """What a verb of the first tile returns."""
+        return self.cluster.gather([self.cluster.submit(worker.run, verb, self.tiles[0], home=self.homes[0])])[0]
 
     def cut(self, rows: NDArray[Any]) -> list[NDArray[Any]]:
         """Rows (n, ...), one part a tile."""
@@ -122,6 +127,16 @@ class DistributedJacobian(JacobianOperator):
 
     def _add_adjoint(self, u: NDArray[Any], out: NDArray[Any]) -> None:
         out += self._held.total(worker.adjoint, self._held.cut(u)).astype(out.dtype)
+
+    def _normal_product(self, v: NDArray[Any], weights: NDArray[Any] | None = None) -> NDArray[Any]:
+        rows = None if weights is None else self._held.cut(weights)
+        sent = self._held.cluster.submit(np.array, v)
+        return self._held.total(worker.normal_product, sent, rows).astype(self.dtype, copy=False)
+
+    def _kronecker(self, weights: NDArray[np.float64] | None = None) -> list[Layer]:
+        places = self._held.first(worker.places)
+        rows = None if weights is None else self._held.cut(weights)
+        return unpacked(self._held.total(worker.layers, rows, tuple(places)), places)
 
     # ---- the explicit matrix
 

@@ -22,6 +22,8 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from netjac import kronecker
+from netjac.blocks.base import Placement
 from netjac.data import leaves, mapped
 from netjac.errors import NetjacError, WorkerError
 from netjac.jacobian import Jacobian
@@ -314,6 +316,23 @@ def normal(tile: Tile, weights: Array | None, dtype: np.dtype[Any]) -> Array:
     return np.asarray(tile.jacobian.normal(weights, dtype, threads=1), np.float64)
 
 
+def normal_product(tile: Tile, v: Array, weights: NDArray[Any] | None) -> Array:
+    """Jᵀ diag(w) J v (m, q) for v (m, q) and weights (n, l)."""
+    return np.asarray(tile.jacobian._normal_product(v, weights), np.float64)
+
+
+def places(tile: Tile) -> list[Placement]:
+    """Where the layers lie whose Kronecker factors `layers` gives."""
+    return kronecker.places(tile.jacobian.parts)
+
+
+def layers(tile: Tile, weights: Array | None, places: Sequence[Placement]) -> Array:
+    """Kronecker factors of the layers there, of rows with weights (n, l), as one vector."""
+    found = kronecker.nothing(places)
+    kronecker.add(found, tile.jacobian.parts, weights, inputs=True)
+    return kronecker.packed(found)
+
+
 def column_squares(tile: Tile, weights: Array | None) -> Array:
     """Squared norm of each column (m,), the squares times weights (n, l)."""
     return np.asarray(tile.jacobian.column_norms(squared=True, weights=weights), np.float64)
@@ -349,7 +368,18 @@ def residual_column_squares(tile: Residuals) -> Array:
     return np.asarray(tile.derivative.column_norms(squared=True))
 
 
-def normal_product(tile: Residuals, v: Array) -> Array:
+def residual_places(tile: Residuals) -> list[Placement]:
+    """Where the layers lie whose Kronecker factors `residual_layers` gives."""
+    return [layer.placement for layer in tile.derivative.rows.kronecker()]
+
+
+def residual_layers(tile: Residuals, places: Sequence[Placement]) -> Array:
+    """Kronecker factors of the layers there, of the rows of R, as one vector."""
+    found = {layer.placement: layer for layer in tile.derivative.rows.kronecker()}
+    return kronecker.packed([found[place] for place in places])
+
+
+def residual_normal_product(tile: Residuals, v: Array) -> Array:
     """Rᵀ R v (M,)."""
     R = tile.derivative
     return np.asarray(R.rmatvec(R.matvec(v)))

@@ -37,8 +37,8 @@ class Linearisation:
     ----------
     J
         Explicit array (rows, m), sparse array, or `LinearOperator`; one with the verbs of
-        `netjac.optimize.residual.ResidualJacobian` is used through them. Where it has ``normal_product``, v ↦ Jᵀ J v,
-        no J v is asked for by products.
+        `netjac.optimize.residual.ResidualJacobian` is used through them. Where it has a ``normal_product``, v ↦ Jᵀ J v,
+        that is not None, no J v is asked for by products.
     r : (rows,)
         Residual.
     g : (m,)
@@ -69,13 +69,12 @@ class Linearisation:
 
     def normal_product(self, v: Vector) -> Vector:
         """Jᵀ J v (m,)."""
-        if hasattr(self.J, "normal_product"):
-            return np.asarray(self.J.normal_product(v), np.float64)
-        return self.adjoint(self.apply(v))
+        product = getattr(self.J, "normal_product", None)
+        return self.adjoint(self.apply(v)) if product is None else np.asarray(product(v), np.float64)
 
     def curvature(self, s: Vector) -> float:
         """‖J s‖²."""
-        if hasattr(self.J, "normal_product"):
+        if getattr(self.J, "normal_product", None) is not None:
             return float(s @ self.normal_product(s))
         return float(np.sum(self.apply(s) ** 2))
 

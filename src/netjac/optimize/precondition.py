@@ -1,10 +1,7 @@
 """An approximate inverse of Jᵀ J + diag(w), for conjugate gradients: Kronecker factors of each layer's own block.
 
-A layer's block of Jᵀ J is Σ_n,p,p' (a aᵀ) ⊗ (Σ_l d dᵀ). With what comes in taken as independent of what is
-differentiated there, it is (Σ a aᵀ) ⊗ (Σ d dᵀ) up to a number, and the two factors are Aᵀ A and Dᵀ D (Martens and
-Grosse 2015, "Optimizing neural networks with Kronecker-factored approximate curvature", §3; for shared positions,
-Grosse and Martens 2016). The number is chosen here so that the trace is exact. Blocks between layers are left out. A
-parameter that is used twice, or whose block is no product, gets its diagonal.
+Blocks between layers are left out, and each layer's own is the product of the factors in `netjac.kronecker`, times a
+number that makes its trace exact. A parameter that is used twice, or whose block is no product, gets its diagonal.
 """
 
 from __future__ import annotations
@@ -18,11 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from netjac.blocks.base import Placement
-from netjac.blocks.outer import OuterBlock
+from netjac.kronecker import Layer
+from netjac.operator import JacobianOperator
 from netjac.optimize.losses import Vector
-
-_WIDEST = 4096
-"""Largest factor that is decomposed; wider ones would cost more than the products they save."""
+from netjac.optimize.residual import ResidualJacobian
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,19 +48,19 @@ class Preconditioner:
     Parameters
     ----------
     J
-        The derivative: a `netjac.Jacobian` (Kronecker factors where its blocks are products), anything with
-        ``column_norms`` (its diagonal), or any other operator (w alone).
+        The derivative: rows of a `netjac.Jacobian` of any kind (Kronecker factors where its blocks are products),
+        anything with ``column_norms`` (its diagonal), or any other operator (w alone).
     """
 
     def __init__(self, J: Any) -> None:
         self._J = J
-        self._layers = _product_blocks(J)
 
     @property
     def kind(self) -> str:
         """What it is made of, in words; nothing is computed for that."""
-        if self._layers:
-            return f"Kronecker factors of {len(self._layers)} layers"
+        count = _layer_count(self._J)
+        if count != 0:
+            return "Kronecker factors of " + ("each layer" if count is None else f"{count} layers")
         return "the diagonal of Jᵀ J" if _has_columns(self._J) else "the damping alone"
 
     @cached_property
@@ -73,9 +69,10 @@ class Preconditioner:
 
     @cached_property
     def _parts(self) -> list[_Kronecker]:
-        if self._squares is None:
+        squares = self._squares
+        if squares is None:
             return []
-        found = (_decomposed(block, self._squares) for block in self._layers)
+        found = (_decomposed(layer, squares) for layer in _layers(self._J))
         return [part for part in found if part is not None]
 
     def at(self, w: Vector) -> Callable[[Vector], Vector]:
@@ -102,27 +99,22 @@ def _column_squares(J: Any) -> Vector | None:
     return np.asarray(squares, np.float64)
 
 
-def _product_blocks(J: Any) -> list[OuterBlock]:
-    """The blocks that are products, of parameters that no other block holds."""
-    blocks = getattr(getattr(J, "data", J), "blocks", None)
-    if blocks is None:
-        return []
-    columns = [block.columns() for block in blocks]
-    used = np.zeros(J.shape[1], np.intp)
-    for own in columns:
-        used[own] += 1
-    return [
-        block
-        for block, own in zip(blocks, columns, strict=True)
-        if isinstance(block, OuterBlock) and max(block.k, block.c) <= _WIDEST and used[own].max(initial=0) == 1
-    ]
+def _layer_count(J: Any) -> int | None:
+    if isinstance(J, JacobianOperator):
+        return J._layers()
+    return J.rows.layers if isinstance(J, ResidualJacobian) else 0
 
 
-def _decomposed(block: OuterBlock, squares: Vector) -> _Kronecker | None:
-    """The block's Kronecker factors in their eigenvectors, of the trace that Jᵀ J has there; None where that is 0."""
-    A, D = block.A.astype(np.float64), block.D.astype(np.float64)
-    values_a, vectors_a = np.linalg.eigh(np.einsum("npgk,npgj->gkj", A, A, optimize=True))
-    values_d, vectors_d = np.linalg.eigh(np.einsum("nlpgc,nlpgb->gcb", D, D, optimize=True))
+def _layers(J: Any) -> list[Layer]:
+    if isinstance(J, JacobianOperator):
+        return J._kronecker()
+    return J.rows.kronecker() if isinstance(J, ResidualJacobian) else []
+
+
+def _decomposed(layer: Layer, squares: Vector) -> _Kronecker | None:
+    """A layer's factors in their eigenvectors, of the trace that Jᵀ J has there; None where that is 0."""
+    values_a, vectors_a = np.linalg.eigh(layer.A)
+    values_d, vectors_d = np.linalg.eigh(layer.D)
     values = np.maximum(values_a, 0)[:, :, None] * np.maximum(values_d, 0)[:, None, :]
-    total, exact = values.sum(), float(block.placement.view(squares).sum())
-    return _Kronecker(block.placement, vectors_a, vectors_d, values * (exact / total)) if total > 0 else None
+    total, exact = values.sum(), float(layer.placement.view(squares).sum())
+    return _Kronecker(layer.placement, vectors_a, vectors_d, values * (exact / total)) if total > 0 else None

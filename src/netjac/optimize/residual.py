@@ -97,11 +97,10 @@ class ResidualJacobian(LinearOperator):
         return out
 
     @property
-    def normal_product(self) -> Callable[[Vector], Vector]:
-        """v ↦ Rᵀ R v (M,), prior rows included; there only where the rows have it, which is where it is cheaper."""
-        rows: Any = self.rows
-        product: Callable[[Vector], Vector] = rows.normal_product
-        if self.prior is None:
+    def normal_product(self) -> Callable[[Vector], Vector] | None:
+        """v ↦ Rᵀ R v (M,), prior rows included, where that is cheaper than two products; else None."""
+        product = self.rows.normal_product
+        if product is None or self.prior is None:
             return product
         ridge = self.prior**2
         return lambda v: product(v) + ridge * v

@@ -8,7 +8,7 @@ their products with float64 vectors cost three to five times as much (all of A a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, final
 
@@ -17,6 +17,8 @@ import scipy.sparse
 from numpy.typing import DTypeLike, NDArray
 from scipy.sparse.linalg import LinearOperator, aslinearoperator
 
+from netjac.jacobian import Jacobian
+from netjac.kronecker import Layer
 from netjac.operator import JacobianOperator
 from netjac.optimize.evaluations import EvaluatedJacobian
 from netjac.optimize.losses import Vector
@@ -62,6 +64,20 @@ class Rows(LinearOperator, ABC):
     @abstractmethod
     def scaled_rows(self, w: Vector) -> Rows:
         """diag(w) J, one number a row."""
+
+    @property
+    def normal_product(self) -> Callable[[Vector], Vector] | None:
+        """v ↦ Jᵀ J v (M,), where that is cheaper than two products."""
+        return None
+
+    @property
+    def layers(self) -> int | None:
+        """How many layers `kronecker` finds; None where that takes a computation."""
+        return 0
+
+    def kronecker(self) -> list[Layer]:
+        """Kronecker factors of the layers, the parameters in whose columns stand alone."""
+        return []
 
     def _matvec(self, x: Any) -> Vector:
         v = np.asarray(x, np.float64).reshape(-1, 1)
@@ -123,8 +139,27 @@ class Factors(Rows):
     def column_norms(self, squared: bool = False) -> Vector:
         return _double(self.jacobian.column_norms(squared))
 
+    @property
+    def normal_product(self) -> Callable[[Vector], Vector] | None:
+        return self.weighted_product(None)
+
+    def weighted_product(self, weights: Vector | None) -> Callable[[Vector], Vector] | None:
+        """v ↦ Jᵀ diag(w) J v (M,): one pass over tiles where there are tiles."""
+        J = self.jacobian
+        if isinstance(J, Jacobian):
+            return None
+        w = None if weights is None else weights.reshape(-1, J.l).astype(J.dtype)
+        return lambda v: _double(J._normal_product(v[:, None].astype(J.dtype), w)[:, 0])
+
+    @property
+    def layers(self) -> int | None:
+        return self.jacobian._layers()
+
+    def kronecker(self, weights: Vector | None = None) -> list[Layer]:
+        return self.jacobian._kronecker(None if weights is None else weights.reshape(-1, self.jacobian.l))
+
     def scaled_rows(self, w: Vector) -> Rows:
-        if self.jacobian.l > FOLDED:
+        if self.jacobian.l > FOLDED or not isinstance(self.jacobian, Jacobian):
             return Weighted(self, w)
         J = self.jacobian
         B = np.zeros((J.n, J.l, J.l), J.dtype)
@@ -200,6 +235,17 @@ class Weighted(Rows):
         if isinstance(self.rows, Factors):
             return _double(self.rows.jacobian.column_norms(squared, self.w**2))
         return _norms(np.sum(self.to_array() ** 2, axis=0), squared)
+
+    @property
+    def normal_product(self) -> Callable[[Vector], Vector] | None:
+        return self.rows.weighted_product(self.w**2) if isinstance(self.rows, Factors) else None
+
+    @property
+    def layers(self) -> int | None:
+        return self.rows.layers
+
+    def kronecker(self) -> list[Layer]:
+        return self.rows.kronecker(self.w**2) if isinstance(self.rows, Factors) else []
 
     def scaled_rows(self, w: Vector) -> Weighted:
         return Weighted(self.rows, self.w * w)
@@ -318,6 +364,13 @@ class Widened(Rows):
 
     def column_norms(self, squared: bool = False) -> Vector:
         return np.concatenate([self.rows.column_norms(squared), _norms(np.sum(self.E**2, axis=0), squared)])
+
+    @property
+    def layers(self) -> int | None:
+        return self.rows.layers
+
+    def kronecker(self) -> list[Layer]:
+        return self.rows.kronecker()
 
     def scaled_rows(self, w: Vector) -> Widened:
         return Widened(self.rows.scaled_rows(w), w[:, None] * self.E)
