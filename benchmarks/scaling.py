@@ -38,6 +38,7 @@ CONTENDERS = (
     Contender("vectorized_map of tape.jacobian, XLA", "peer", "tensorflow_peers", "xla-nested"),
     Contender("torch.func", "peer", "torch_peers", "jacobian"),
     Contender("JAX jit", "peer", "jax_peers", "jacobian"),
+    Contender("BackPACK", "peer", "torch_libraries", "backpack-jacobian"),
 )
 
 

@@ -52,6 +52,30 @@ class _Module(Setting):
 # ---- BackPACK: J as the square root of the Gauss–Newton matrix, products by differentiating twice
 
 
+def backpack_jacobian(task: Task) -> Prepared:
+    """The blocks (l, n, *shape) that BackPACK leaves at the parameters: √2 J, brought to J untimed."""
+    setting = _Module(task)
+    module, loss = extend(setting.module), extend(setting.loss)
+
+    def run() -> tuple[torch.Tensor, list[torch.Tensor]]:
+        y = module(setting.x)
+        with backpack(SqrtGGNExact()):
+            loss(y, setting.goal).backward()
+        blocks = [parameter.sqrt_ggn_exact for parameter in setting.inside]
+        for parameter in setting.inside:
+            del parameter.sqrt_ggn_exact
+            parameter.grad = None
+        return y.detach(), blocks
+
+    def check(result: tuple[torch.Tensor, list[torch.Tensor]]) -> dict[str, Any]:
+        y, blocks = result
+        index = torch.tensor(task.samples)
+        chosen = [block[:, index].transpose(0, 1) / 2**0.5 for block in blocks]
+        return {"y": y.numpy(), "jacobian": setting.flat(chosen)}
+
+    return Prepared(run, check, lambda result: sum(block.nbytes for block in result[1]))
+
+
 def backpack_gram(task: Task) -> Prepared:
     """J Jᵀ from the explicit rows of one layer after the other, each let go of when it has been multiplied."""
     setting = _Module(task)
@@ -162,6 +186,7 @@ def nngeometry_gram(task: Task) -> Prepared:
 
 
 CONTENDERS: dict[str, Callable[[Task], Prepared]] = {
+    "backpack-jacobian": backpack_jacobian,
     "backpack-gram": backpack_gram,
     "backpack-jvp": backpack_jvp,
     "backpack-vjp": backpack_vjp,
