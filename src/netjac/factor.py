@@ -70,6 +70,12 @@ class FactorPlan:
     groups: tuple[_Group, ...]
     sites: int
 
+    @cached_property
+    def outer(self) -> tuple[Placement, ...]:
+        """Where the blocks lie that may be products."""
+        groups = [group for group in self.groups if group.members[0].form is SiteForm.OUTER]
+        return tuple(group.placement for group in groups if group.placement is not None)
+
     def build(self, values: Sequence[SiteValues]) -> tuple[Block, ...]:
         """The blocks of one evaluation.
 

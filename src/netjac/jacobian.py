@@ -129,8 +129,8 @@ class Jacobian(JacobianOperator):
     def _copied(self, dtype: np.dtype[Any]) -> int:
         return 0 if np.can_cast(dtype, self.dtype) else self.nbytes * dtype.itemsize // self.dtype.itemsize
 
-    def _layers(self) -> int | None:
-        return len(kronecker.places(self.parts))
+    def _layers(self, limit: int | None = None) -> int | None:
+        return len(kronecker.places(self.parts, limit))
 
     def _add_product(self, v: NDArray[Any], out: NDArray[Any]) -> None:
         for block in self.blocks:

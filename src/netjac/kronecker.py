@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,10 +43,28 @@ class Layer:
     D: NDArray[np.float64]
 
 
-def places(parts: Parts) -> list[Placement]:
-    """Where the blocks lie that are products, of parameters that no other block holds."""
+def places(parts: Parts, limit: int | None = None) -> list[Placement]:
+    """Where the blocks lie that are products, of parameters that no other block holds.
+
+    As many of them, the smallest first, as take no more than ``limit`` bytes; see `layer_bytes`.
+    """
     alone = [parts.blocks[i] for i in parts.cover.alone]
-    return [block.placement for block in alone if isinstance(block, OuterBlock) and max(block.k, block.c) <= WIDEST]
+    found = [block.placement for block in alone if isinstance(block, OuterBlock)]
+    sizes = sorted(layer_bytes(placement) for placement in found)
+    small = [size for size, total in zip(sizes, accumulate(sizes), strict=True) if limit is None or total <= limit]
+    return [placement for placement in found if 0 < layer_bytes(placement) <= max(small, default=0)]
+
+
+def layer_bytes(placement: Placement) -> int:
+    """Bytes of a layer's factors, their eigenvectors and eigenvalues; 0 for one too wide to be taken.
+
+    Examples
+    --------
+    >>> layer_bytes(Placement((1, 3, 2), (6, 2, 1), 0, (1, 3, 2)))
+    256
+    """
+    g, k, c = placement.sizes
+    return 8 * g * (2 * (k**2 + c**2) + k * c) if max(k, c) <= WIDEST else 0
 
 
 def nothing(placements: Sequence[Placement]) -> list[Layer]:

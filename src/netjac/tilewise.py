@@ -191,15 +191,18 @@ class Tilewise(LinearOperator, ABC):
             del tile
         return out
 
-    def _layers(self) -> int | None:
+    def _layers(self, limit: int | None = None) -> int | None:
         """How many layers `_kronecker` finds; None where that takes a computation."""
         return None
 
-    def _kronecker(self, weights: NDArray[np.float64] | None = None) -> list[kronecker.Layer]:
-        """Kronecker factors of the layers that are products, of rows with weights (n, l) that are not negative."""
+    def _kronecker(self, weights: NDArray[np.float64] | None = None, limit: int | None = None) -> list[kronecker.Layer]:
+        """Kronecker factors of the layers that are products, of rows with weights (n, l) that are not negative.
+
+        Those alone that are within ``limit`` bytes; see `netjac.kronecker.places`.
+        """
         found: list[kronecker.Layer] | None = None
         for samples, outputs, tile in self.tiles():
-            places = kronecker.places(tile.parts)
+            places = kronecker.places(tile.parts, limit)
             # Those alone that are products in every tile.
             found = kronecker.nothing(places) if found is None else [f for f in found if f.placement in places]
             w = None if weights is None else weights[samples, outputs]

@@ -39,7 +39,10 @@ class OnWorkers:
         """See `netjac.optimize.sources.Source`."""
         return [f"{self._placed.n} samples in {len(self._placed.samples)} tiles on the workers"]
 
-    def evaluate(self, theta: Vector) -> Data:
+    def need(self, copies: int) -> None:
+        """See `netjac.optimize.sources.Source`: the workers' tiles keep to a budget of their own."""
+
+    def evaluate(self, theta: Vector, memory: int | None = None) -> Data:
         """See `netjac.optimize.sources.Source`."""
         placed, m = self._placed, self.space.size
         checks = [self._check and i == 0 for i in range(len(placed.samples))]
@@ -91,13 +94,12 @@ class TurnedRows(Rows):
             return lambda v: np.asarray(self._normal @ v)
         return lambda v: self._held.total(worker.residual_normal_product, self._held.cluster.submit(np.array, v))
 
-    @property
-    def layers(self) -> None:
+    def layers(self, limit: int | None = None) -> None:
         """See `Rows`: the workers know."""
 
-    def kronecker(self) -> list[Layer]:
+    def kronecker(self, limit: int | None = None) -> list[Layer]:
         """See `Rows`; the factors of the tiles are summed among the workers."""
-        places = self._held.first(worker.residual_places)
+        places = self._held.first(worker.residual_places, limit)
         return unpacked(self._held.total(worker.residual_layers, tuple(places)), places)
 
     def _product(self, V: NDArray[np.float64]) -> NDArray[np.float64]:

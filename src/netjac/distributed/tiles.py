@@ -46,9 +46,10 @@ class Held:
         """The sum of what a verb returns."""
         return self.cluster.total(self.each(verb, *given))
 
-    def first(self, verb: Callable[..., Any]) -> Any:
+    def first(self, verb: Callable[..., Any], *given: Any) -> Any:
         """What a verb of the first tile returns."""
-        return self.cluster.gather([self.cluster.submit(worker.run, verb, self.tiles[0], home=self.homes[0])])[0]
+        task = self.cluster.submit(worker.run, verb, self.tiles[0], *given, home=self.homes[0])
+        return self.cluster.gather([task])[0]
 
     def cut(self, rows: NDArray[Any]) -> list[NDArray[Any]]:
         """Rows (n, ...), one part a tile."""
@@ -133,8 +134,8 @@ class DistributedJacobian(JacobianOperator):
         sent = self._held.cluster.submit(np.array, v)
         return self._held.total(worker.normal_product, sent, rows).astype(self.dtype, copy=False)
 
-    def _kronecker(self, weights: NDArray[np.float64] | None = None) -> list[Layer]:
-        places = self._held.first(worker.places)
+    def _kronecker(self, weights: NDArray[np.float64] | None = None, limit: int | None = None) -> list[Layer]:
+        places = self._held.first(worker.places, limit)
         rows = None if weights is None else self._held.cut(weights)
         return unpacked(self._held.total(worker.layers, rows, tuple(places)), places)
 

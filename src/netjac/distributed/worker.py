@@ -321,9 +321,9 @@ def normal_product(tile: Tile, v: Array, weights: NDArray[Any] | None) -> Array:
     return np.asarray(tile.jacobian._normal_product(v, weights), np.float64)
 
 
-def places(tile: Tile) -> list[Placement]:
-    """Where the layers lie whose Kronecker factors `layers` gives."""
-    return kronecker.places(tile.jacobian.parts)
+def places(tile: Tile, limit: int | None) -> list[Placement]:
+    """Where the layers lie whose Kronecker factors `layers` gives, within so many bytes."""
+    return kronecker.places(tile.jacobian.parts, limit)
 
 
 def layers(tile: Tile, weights: Array | None, places: Sequence[Placement]) -> Array:
@@ -368,9 +368,9 @@ def residual_column_squares(tile: Residuals) -> Array:
     return np.asarray(tile.derivative.column_norms(squared=True))
 
 
-def residual_places(tile: Residuals) -> list[Placement]:
-    """Where the layers lie whose Kronecker factors `residual_layers` gives."""
-    return [layer.placement for layer in tile.derivative.rows.kronecker()]
+def residual_places(tile: Residuals, limit: int | None) -> list[Placement]:
+    """Where the layers lie whose Kronecker factors `residual_layers` gives, within so many bytes."""
+    return [layer.placement for layer in tile.derivative.rows.kronecker(limit)]
 
 
 def residual_layers(tile: Residuals, places: Sequence[Placement]) -> Array:

@@ -126,6 +126,7 @@ class Region(Control):
         damping = max(state.damping, floor)
         trial: Trial | None = None
         for _ in range(self._TRIES):
+            trial = None  # what it holds is freed before the next is made
             trial = solve(damping)
             if trial is None:  # the matrix is singular to working precision: that much damping is the least
                 damping = floor = low = 10 * max(damping, state.floor)

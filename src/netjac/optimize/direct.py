@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import LinAlgError, blas, lapack, qr, svd
 
+from netjac.algebra import mirror
 from netjac.optimize.linear import Linearisation, Mask, Matrix, System, Trial, explicit, is_operator, uniform
 from netjac.optimize.losses import Vector
 
@@ -36,6 +37,7 @@ class NormalSystem(System):
     def solve(self, damping: float, free: Mask | None = None, shift: Vector | None = None) -> Trial | None:
         g, w = self._gradient(shift), self.weights(damping)
         s = np.zeros_like(g)
+        self._factor = None  # freed before the next is made
         self._chosen = chosen = np.arange(len(g)) if free is None else np.flatnonzero(free)
         if not len(chosen):
             self._factor = None
@@ -96,6 +98,7 @@ class GramSystem(System):
         inverse = 1 / self.weights(damping)
         if free is not None:
             inverse = np.where(free, inverse, 0.0)
+        self._factor = None  # freed before the next is made
         q, r = at.prior_gradient, at.r[: at.data]
         if shift is not None:
             q, r = q + self._ridge * shift, r + self._apply(shift)
@@ -272,11 +275,8 @@ def _rows_gram(J: Matrix) -> Matrix:
 def _mirrored(lower: Matrix) -> Matrix:
     """The symmetric matrix of which BLAS computed the lower triangle."""
     full = np.asarray(lower)
-    upper = np.triu_indices(len(full), 1)
-    if len(full) <= 256:
-        full[upper] = full.T[upper]
-        return full
-    return np.tril(full) + np.tril(full, -1).T
+    mirror(full)
+    return full
 
 
 def _singular(matrix: Matrix) -> tuple[Matrix, Vector, Matrix]:

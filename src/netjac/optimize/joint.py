@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from netjac.errors import DataError
 from netjac.optimize import names
+from netjac.optimize.budget import Need
 from netjac.optimize.losses import Vector
 from netjac.optimize.options import OptionError
 from netjac.optimize.problem import LeastSquares
@@ -71,9 +72,18 @@ class Joint:
         """See `Source`."""
         return [line for source in self._sources for line in source.described()]
 
-    def evaluate(self, theta: Vector) -> Data:
+    def need(self, copies: int) -> Need | None:
         """See `Source`."""
-        parts = [s.evaluate(theta[columns]) for s, columns in zip(self._sources, self.columns, strict=True)]
+        own = [need for source in self._sources if (need := source.need(copies)) is not None]
+        return sum(own[1:], own[0]) if own else None
+
+    def evaluate(self, theta: Vector, memory: int | None = None) -> Data:
+        """See `Source`."""
+        whole, parts = self.need(0), []
+        for source, columns in zip(self._sources, self.columns, strict=True):
+            need = None if memory is None else source.need(0)
+            share = None if need is None or memory is None or whole is None else need.part(memory, whole)
+            parts.append(source.evaluate(theta[columns], share))
 
         def rows() -> Stacked:
             each = [(part.rows(), columns) for part, columns in zip(parts, self.columns, strict=True)]
@@ -88,7 +98,9 @@ class Joint:
         return Data(np.concatenate([part.residual for part in parts]), rows, second)
 
 
-def join(problems: Sequence[LeastSquares | Iterable[LeastSquares]], jac: str) -> LeastSquares:
+def join(
+    problems: Sequence[LeastSquares | Iterable[LeastSquares]], jac: str, memory: float | str | None
+) -> LeastSquares:
     """See `netjac.LeastSquares.join`."""
     given = _listed(problems)
     curvatures = sorted({problem._curvature for problem in given})
@@ -112,7 +124,7 @@ def join(problems: Sequence[LeastSquares | Iterable[LeastSquares]], jac: str) ->
             scale[own], mean[own] = problem._prior[held], problem._mean[held]
     prior = _by_variable(source.space, scale, mean) if scale.any() else None
     x_scale = 1.0 if all(problem._x_scale for problem in given) else None  # one scale for networks and formulas
-    return LeastSquares._of(source, prior, (lower, upper), jac, curvatures[0], x_scale)
+    return LeastSquares._of(source, prior, (lower, upper), jac, curvatures[0], x_scale, memory)
 
 
 def _listed(problems: Sequence[Any]) -> tuple[LeastSquares, ...]:

@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 from scipy.optimize import OptimizeResult
 
+from netjac.allocation import warn
 from netjac.errors import DataError, ShapeError
+from netjac.optimize import budget, routes
 from netjac.optimize.control import State
 from netjac.optimize.linear import Linearisation, Mask, System
 from netjac.optimize.losses import Vector
@@ -57,6 +59,7 @@ class Iteration:
     linear_solver: str
     callback: Callable[[OptimizeResult], bool] | None
     verbose: int
+    memory: int | None = None
 
     def run(self, state: State) -> OptimizeResult:
         """Iterate from a state to the end; a result even when interrupted."""
@@ -114,14 +117,20 @@ class Iteration:
             return self._model_of(J)
 
     def _model_of(self, J: Any) -> Linearisation:
-        model = self.problem.linearise(self.point, J)
+        if self.route is None and self.memory is None:
+            rows, m = J.shape
+            ways = routes.ways("netjac", "operator", False, "auto", rows, m)
+            self.memory = budget.default(None, rows, m, ways)
+        model = self.problem.linearise(self.point, J, self.memory)
         if not np.all(np.isfinite(model.g)):
             raise DataError(
                 "the derivative holds values that are not finite, at a point where the residuals are finite."
             )
         if self.route is None:
             bounded = self.problem.bounded
-            self.route = choose_route(model, self.linear_solver, x_scale=self.x_scale, bounded=bounded)
+            self.route = choose_route(
+                model, self.linear_solver, x_scale=self.x_scale, bounded=bounded, memory=self.memory
+            )
         state = replace(self.state, njev=self.state.njev + 1)
         first = state.njev == 1
         if self._by_columns or first:
@@ -154,13 +163,21 @@ class Iteration:
         x, cost = self.point.x, self.point.cost
         assert self.route is not None
         few = small_libraries(model.shape)
-        with one_thread(*few):
-            system = self.route.system(model, self._scale(self.state), self.state)
-        control = self.route.control
+        system: System | None = None
         rejected = False
         while True:
-            with one_thread(*few):
-                step = self._step(system, model)
+            try:
+                with one_thread(*few):
+                    if system is None:
+                        system = self.route.system(model, self._scale(self.state), self.state)
+                    step = self._step(system, model)
+            except MemoryError:
+                if self.linear_solver != "auto" or self.route.name == "products":
+                    raise
+                system = None  # freed before anything else
+                self._go_on_by_products(model)
+                continue
+            control = self.route.control
             if step is None:
                 self.state = control.rejected(self.state, 0.0)
             else:
@@ -190,6 +207,16 @@ class Iteration:
             rejected = True
             if not (np.isfinite(self.state.damping) and self.state.damping < _HOPELESS):
                 return None, 3
+
+    def _go_on_by_products(self, model: Linearisation) -> None:
+        """A matrix could not be allocated: this step and those after it come from products."""
+        assert self.route is not None
+        warn(f"a matrix for steps by {self.route.name!r} could not be allocated, and products are used instead")
+        other = choose_route(model, "products", x_scale=self.x_scale, bounded=self.problem.bounded)
+        self.route = replace(other, by_columns=self.route.by_columns, reason=f"memory ran out; {other.reason}")
+        scale = self._scale(self.state)
+        largest = float(np.max((column_norms(model) * scale) ** 2, initial=0.0)) or 1.0
+        self.state = self.route.control.start(self.state, scale, largest)
 
     def _step(self, system: System, model: Linearisation) -> Vector | None:
         """The step that the control allows, those parameters held at a bound that it would carry across."""

@@ -17,6 +17,7 @@ from scipy.sparse.linalg import LinearOperator, aslinearoperator
 
 from netjac.errors import DataError, DtypeError, ShapeError
 from netjac.optimize import differences, losses
+from netjac.optimize.budget import steps_bytes
 from netjac.optimize.linear import Linearisation, explicit, is_operator
 from netjac.optimize.losses import Loss, Vector
 from netjac.optimize.options import OptionError, checked_loss
@@ -101,12 +102,13 @@ class Minimand:
     def _cost(self, residual: Vector) -> float:
         return losses.cost(residual, self.loss, self.f_scale)
 
-    def linearise(self, point: Point, J: Any) -> Linearisation:
+    def linearise(self, point: Point, J: Any, memory: int | None = None) -> Linearisation:
         """The quadratic model of the cost: rows of J and residual as the loss weighs them.
 
-        A small J is made explicit: one array is then used by all.
+        A small J is made explicit, if ``memory`` bytes allow: one array is then used by all.
         """
-        if is_operator(J) and J.shape[0] * J.shape[1] * min(J.shape) <= _EXPLICIT_WORK:
+        small = J.shape[0] * J.shape[1] * min(J.shape) <= _EXPLICIT_WORK
+        if is_operator(J) and small and (memory is None or steps_bytes("svd", *J.shape) <= memory):
             J = explicit(J)
         weights, residual = losses.linearised(point.residual, self.loss, self.f_scale)
         if weights is not None:

@@ -49,6 +49,7 @@ def minimize(
     bounds: Any = None,
     constraints: Any = (),
     callback: Callable[..., Any] | None = None,
+    memory: int | None = None,
     **options: Any,
 ) -> OptimizeResult:
     """Run `netjac.least_squares` on the problem's residual; see `netjac.LeastSquares.minimizer`.
@@ -59,8 +60,8 @@ def minimize(
         Whose cost is minimised.
     fun, x0, args, bounds, constraints, callback, options
         What SciPy hands over.
-    jac
-        The derivative of the residual that the solver is to get.
+    jac, memory
+        The derivative of the residual that the solver is to get, and the bytes that it may take.
     """
     unknown = sorted(set(options) - set(OPTIONS))
     if unknown:
@@ -97,6 +98,7 @@ def minimize(
         max_nfev=options.get("max_nfev"),
         x_scale=options.get("x_scale"),
         linear_solver=options.get("linear_solver", "auto"),
+        memory=memory,
         verbose=int(options.get("disp") or 0),
         callback=after_step,
     )

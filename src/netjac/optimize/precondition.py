@@ -50,15 +50,17 @@ class Preconditioner:
     J
         The derivative: rows of a `netjac.Jacobian` of any kind (Kronecker factors where its blocks are products),
         anything with ``column_norms`` (its diagonal), or any other operator (w alone).
+    limit
+        Bytes that the Kronecker factors may take; the layers that are too wide for it get their diagonal.
     """
 
-    def __init__(self, J: Any) -> None:
-        self._J = J
+    def __init__(self, J: Any, limit: int | None = None) -> None:
+        self._J, self._limit = J, limit
 
     @property
     def kind(self) -> str:
         """What it is made of, in words; nothing is computed for that."""
-        count = _layer_count(self._J)
+        count = _layer_count(self._J, self._limit)
         if count != 0:
             return "Kronecker factors of " + ("each layer" if count is None else f"{count} layers")
         return "the diagonal of Jᵀ J" if _has_columns(self._J) else "the damping alone"
@@ -72,7 +74,7 @@ class Preconditioner:
         squares = self._squares
         if squares is None:
             return []
-        found = (_decomposed(layer, squares) for layer in _layers(self._J))
+        found = (_decomposed(layer, squares) for layer in _layers(self._J, self._limit))
         return [part for part in found if part is not None]
 
     def at(self, w: Vector) -> Callable[[Vector], Vector]:
@@ -99,16 +101,16 @@ def _column_squares(J: Any) -> Vector | None:
     return np.asarray(squares, np.float64)
 
 
-def _layer_count(J: Any) -> int | None:
+def _layer_count(J: Any, limit: int | None) -> int | None:
     if isinstance(J, JacobianOperator):
-        return J._layers()
-    return J.rows.layers if isinstance(J, ResidualJacobian) else 0
+        return J._layers(limit)
+    return J.rows.layers(limit) if isinstance(J, ResidualJacobian) else 0
 
 
-def _layers(J: Any) -> list[Layer]:
+def _layers(J: Any, limit: int | None) -> list[Layer]:
     if isinstance(J, JacobianOperator):
-        return J._kronecker()
-    return J.rows.kronecker() if isinstance(J, ResidualJacobian) else []
+        return J._kronecker(None, limit)
+    return J.rows.kronecker(limit) if isinstance(J, ResidualJacobian) else []
 
 
 def _decomposed(layer: Layer, squares: Vector) -> _Kronecker | None:

@@ -24,8 +24,9 @@ import numpy as np
 import scipy.optimize
 from numpy.typing import ArrayLike
 
+from netjac import planning
 from netjac.errors import DataError
-from netjac.optimize import callbacks, losses, methods, minimizer, names, options, sources, targets
+from netjac.optimize import callbacks, losses, methods, minimizer, names, options, routes, sources, targets
 from netjac.optimize.base import network_evaluator
 from netjac.optimize.checkpoint import Fit
 from netjac.optimize.evaluations import Evaluator
@@ -89,6 +90,11 @@ class LeastSquares(Squares):
     check
         Whether the derivative from outside is compared with central differences of r at the first call (up to twelve
         more calls).
+    memory : number of bytes or str, optional
+        Most that a fit may take, such as ``"2 GiB"``: the factors at the best point and at a trial point, and the
+        matrices that steps are computed with. Where the factors do not fit beside those they are computed tile by tile;
+        where a matrix does not fit, steps are computed in another way. By default half of what the system has free. See
+        docs/memory.md.
 
     Raises
     ------
@@ -99,6 +105,8 @@ class LeastSquares(Squares):
         At the first evaluation, if the derivative from outside disagrees with the difference.
     ModelError
         If the model has nothing to train, or was never built.
+    MemoryBudgetError
+        If ``memory`` is too little for any way to fit; the message states the least that works.
 
     Notes
     -----
@@ -142,6 +150,7 @@ class LeastSquares(Squares):
         curvature: str = "gauss-newton",
         dtype: str | None = "float64",
         check: bool = True,
+        memory: float | str | None = None,
     ) -> None:
         targets.check_arrays(x, "x")
         sources.check_given(y, residual, extra)
@@ -151,7 +160,7 @@ class LeastSquares(Squares):
             targets.check_count(y, n)
         evaluator = network_evaluator(model, x, variables, trainable, dtype)
         source = sources.made(evaluator, y, residual, extra, weights, check)
-        self._set_up(source, prior, bounds, jac, curvature, options.natural_scale(variables))
+        self._set_up(source, prior, bounds, jac, curvature, options.natural_scale(variables), memory)
 
     @classmethod
     def from_evaluator(
@@ -167,6 +176,7 @@ class LeastSquares(Squares):
         jac: str = "auto",
         curvature: str = "gauss-newton",
         check: bool = True,
+        memory: float | str | None = None,
     ) -> Self:
         """A problem on anything that evaluates outputs and Jacobian at a θ, whichever framework it comes from.
 
@@ -176,12 +186,20 @@ class LeastSquares(Squares):
             See `netjac.optimize.evaluations.Evaluator`.
         y, residual, weights, prior, bounds, extra, jac, curvature, check
             As for the class.
+        memory
+            As for the class; factors count where the evaluator takes a budget, as that of a TensorFlow model does.
         """
         sources.check_given(y, residual, extra)
-        return cls._of(sources.made(evaluator, y, residual, extra, weights, check), prior, bounds, jac, curvature)
+        source = sources.made(evaluator, y, residual, extra, weights, check)
+        return cls._of(source, prior, bounds, jac, curvature, memory=memory)
 
     @classmethod
-    def join(cls, *problems: LeastSquares | Iterable[LeastSquares], jac: str = "auto") -> LeastSquares:
+    def join(
+        cls,
+        *problems: LeastSquares | Iterable[LeastSquares],
+        jac: str = "auto",
+        memory: float | str | None = None,
+    ) -> LeastSquares:
         """One problem of several: all their residuals, over all their parameters.
 
         A variable that several models hold is one parameter, and so are extra parameters of one name. Bounds hold
@@ -191,7 +209,7 @@ class LeastSquares(Squares):
         ----------
         *problems
             At least one, or a list of them; they stay usable.
-        jac
+        jac, memory
             As for the class.
 
         Returns
@@ -207,17 +225,33 @@ class LeastSquares(Squares):
         """
         from netjac.optimize import joint  # which makes a problem of what it finds in these
 
-        return joint.join(problems, jac)
+        return joint.join(problems, jac, memory)
 
     @classmethod
     def _of(
-        cls, source: Source, prior: Any, bounds: Any, jac: str, curvature: str, x_scale: float | None = None
+        cls,
+        source: Source,
+        prior: Any,
+        bounds: Any,
+        jac: str,
+        curvature: str,
+        x_scale: float | None = None,
+        memory: float | str | None = None,
     ) -> Self:
         problem = cls.__new__(cls)
-        problem._set_up(source, prior, bounds, jac, curvature, x_scale)
+        problem._set_up(source, prior, bounds, jac, curvature, x_scale, memory)
         return problem
 
-    def _set_up(self, source: Source, prior: Any, bounds: Any, jac: str, curvature: str, x_scale: float | None) -> None:
+    def _set_up(
+        self,
+        source: Source,
+        prior: Any,
+        bounds: Any,
+        jac: str,
+        curvature: str,
+        x_scale: float | None,
+        memory: float | str | None,
+    ) -> None:
         options.check_form(jac)
         options.one_of("curvature", curvature, CURVATURES)
         if 0 in (source.size, source.space.size):
@@ -228,7 +262,9 @@ class LeastSquares(Squares):
         self._loss: Loss = "linear"
         self._f_scale = 1.0
         self._stop: BaseException | None = None
+        self._memory = None if memory is None else planning.memory_bytes(memory)
         self._prepare(source.space, source.extra, bounds, prior)
+        self._factors = self._shared(["operator"], rows=source.size or 0)[1].factors
 
     def minimizer(
         self,
@@ -287,7 +323,7 @@ class LeastSquares(Squares):
         >>> scipy.optimize.minimize(problem.cost, problem.x0, method=problem.minimizer).x.round(6)
         array([0.3])
         """
-        form = "dense" if self._form == "dense" else "operator"
+        form, linear_solver = "dense" if self._form == "dense" else "operator", options.get("linear_solver", "auto")
         return minimizer.minimize(
             self,
             fun,
@@ -297,6 +333,7 @@ class LeastSquares(Squares):
             bounds=bounds,
             constraints=constraints,
             callback=callback,
+            memory=self._settle(routes.ways("netjac", form, False, linear_solver, *self.shape))[1],
             **options,
         )
 
@@ -424,12 +461,16 @@ class LeastSquares(Squares):
         )
         with self._fitting(loss, f_scale, limits, watch):
             start = self._start(limits, given)
+            free = form == "auto" and tr_solver is None and not isinstance(x_scale, str) and method in ("trf", "dogbox")
             form, tr_solver = options.choose(
                 self.shape, method=method, jac=form, tr_solver=tr_solver, x_scale=x_scale, loss=loss
             )
+            way, memory = self._settle(routes.ways(method, form, free, linear_solver, *self.shape))
+            if way == "operator" != form:  # the array would not fit
+                form, tr_solver = "operator", "lsmr"
             self._check_start(start)
             of_data = self._prior is not None or callable(loss)
-            own: dict[str, Any] = {"linear_solver": linear_solver}
+            own: dict[str, Any] = {"linear_solver": linear_solver, "memory": memory}
             if method in ("trf", "dogbox"):
                 own = {"tr_solver": tr_solver, "tr_options": tr_options}
             fitting = Fitting(
@@ -469,6 +510,7 @@ class LeastSquares(Squares):
     def _fitting(self, loss: Loss, f_scale: float, limits: scipy.optimize.Bounds, watch: Watch) -> Iterator[None]:
         """The best point is judged by what the fit minimises; whatever ends it early, the model gets that point."""
         self.forget()
+        factors = self._factors
         self._loss, self._f_scale, self._limits, self._watch = loss, f_scale, limits, watch
         try:
             yield
@@ -477,7 +519,7 @@ class LeastSquares(Squares):
             raise
         finally:
             self._loss, self._f_scale, self._limits, self._watch = "linear", 1.0, self._bounds, Watch()
-            self._stop = None
+            self._stop, self._factors = None, factors
             watch.close()
 
     def _finite_fun(self, theta: ArrayLike) -> Vector:

@@ -10,6 +10,8 @@ import numpy as np
 import scipy.sparse
 from scipy.sparse.linalg import LinearOperator
 
+from netjac.errors import MemoryBudgetError
+from netjac.optimize.budget import steps_bytes
 from netjac.optimize.control import Control, Damped, Region, State
 from netjac.optimize.direct import GramSystem, NormalSystem, SpectralSystem, column_groups
 from netjac.optimize.iterative import ProductSystem
@@ -17,6 +19,7 @@ from netjac.optimize.linear import Linearisation, Mask, System, Trial, is_operat
 from netjac.optimize.losses import Vector
 from netjac.optimize.options import OptionError
 from netjac.optimize.precondition import Preconditioner
+from netjac.planning import in_words
 
 LINEAR_SOLVERS = ("auto", "gram", "normal", "svd", "products")
 
@@ -101,7 +104,48 @@ class _Safe(System):
         return (self._second or self._first).inverse(t)
 
 
-def choose_route(model: Linearisation, name: str, *, x_scale: Vector | str | None, bounded: bool) -> Route:
+def ways(method: str, form: str, free: bool, linear_solver: str, rows: int, m: int) -> list[str]:
+    """Ways to compute the steps of a fit, the best first, as `netjac.optimize.budget.steps_bytes` calls them.
+
+    Parameters
+    ----------
+    method, form
+        Of `netjac.LeastSquares.solve`, and the form of the Jacobian, "dense" or "operator".
+    free
+        Whether SciPy may as well get an operator.
+    linear_solver
+        Of method "netjac".
+    rows, m
+        Residuals and parameters.
+
+    Examples
+    --------
+    >>> ways("netjac", "operator", False, "auto", 100, 10_000), ways("trf", "dense", True, "auto", 100, 10)
+    (['gram', 'products', 'diagonal'], ['dense', 'operator'])
+    """
+    if method != "netjac" or form == "dense":
+        return ["operator"] if form == "operator" else ["dense", "operator"] if free else ["dense"]
+    at_hand = 8 * rows * m <= EXPLICIT_BYTES
+    auto = [name for name, _ in _preferred(rows, m, at_hand, True)]
+    names = auto if linear_solver == "auto" else [linear_solver]
+    return [*names, "diagonal"] if names[-1] == "products" else names
+
+
+def _preferred(rows: int, m: int, columns_at_hand: bool, gram_works: bool) -> list[tuple[str, str]]:
+    """Ways and what speaks for each, the cheapest first."""
+    found = []
+    if rows * m * min(rows, m) <= _SPECTRAL_WORK and columns_at_hand:
+        found.append(("svd", "small enough for singular values at every point"))
+    if rows < m and rows <= DIRECT_SIZE and gram_works:
+        found.append(("gram", "fewer residuals than parameters"))
+    if m <= DIRECT_SIZE:
+        found.append(("normal", "few parameters"))
+    return [*found, ("products", "too large for a matrix that can be factorised")]
+
+
+def choose_route(
+    model: Linearisation, name: str, *, x_scale: Vector | str | None, bounded: bool, memory: int | None = None
+) -> Route:
     """The route for a derivative like this one.
 
     Parameters
@@ -114,11 +158,15 @@ def choose_route(model: Linearisation, name: str, *, x_scale: Vector | str | Non
         As asked for: "jac", a number for each parameter, or None.
     bounded
         Whether some parameters may be held at bounds.
+    memory
+        Bytes that it may take; None for no limit.
 
     Raises
     ------
     OptionError
         For a name that does not exist, or a way that the derivative does not allow.
+    MemoryBudgetError
+        For a way that takes more memory.
     """
     if name not in LINEAR_SOLVERS:
         raise OptionError(f"linear_solver must be one of {', '.join(map(repr, LINEAR_SOLVERS))}, and is {name!r}.")
@@ -127,14 +175,21 @@ def choose_route(model: Linearisation, name: str, *, x_scale: Vector | str | Non
     if isinstance(x_scale, str) and isinstance(J, LinearOperator) and not hasattr(J, "column_norms"):
         raise OptionError("x_scale='jac' needs the columns of the Jacobian, and this operator gives products alone.")
     small = min(rows, m)
-    fits = 8 * rows * m <= EXPLICIT_BYTES
-    array = not isinstance(J, LinearOperator) and (fits or not scipy.sparse.issparse(J))
+    explicit = 8 * rows * m <= EXPLICIT_BYTES and (memory is None or 16 * rows * m <= memory)
+    array = not isinstance(J, LinearOperator) and (explicit or not scipy.sparse.issparse(J))
     verbs = is_operator(J)
     scale = None if isinstance(x_scale, str) else np.ones(m) if x_scale is None else x_scale
     by_factors = verbs and not bounded and scale is not None and column_groups(model, scale) is not None
-    columns_at_hand = array or (verbs and fits)
+    columns_at_hand = array or (verbs and explicit)
     gram_works = columns_at_hand or by_factors
     size = f"{rows} residuals, {m} parameters"
+
+    def taken(name: str) -> int:
+        needed = {"gram": "gram" if by_factors else "explicit", "products": "diagonal"}
+        return steps_bytes(needed.get(name, name), rows, m)
+
+    def fits(*names: str) -> bool:
+        return memory is None or sum(map(taken, names)) <= memory
 
     if name == "gram" and not gram_works:
         raise OptionError(
@@ -149,34 +204,37 @@ def choose_route(model: Linearisation, name: str, *, x_scale: Vector | str | Non
     if name == "auto":
         if not array and not verbs:
             name, why = "products", "the derivative is an operator that gives products alone"
-        elif rows * m * small <= _SPECTRAL_WORK and columns_at_hand:
-            name, why = "svd", "small enough for singular values at every point"
-        elif rows < m and rows <= DIRECT_SIZE and gram_works:
-            name, why = "gram", "fewer residuals than parameters"
-        elif m <= DIRECT_SIZE:
-            name, why = "normal", "few parameters"
         else:
-            name, why = "products", "too large for a matrix that can be factorised"
+            found = _preferred(rows, m, columns_at_hand, gram_works)
+            name, why = next((way for way in found if fits(way[0])), found[-1])
+            if name != found[0][0] and memory is not None:
+                why = f"{found[0][0]!r} would take {in_words(taken(found[0][0]))}, more than {in_words(memory)}"
         reason = f"{why} ({size})"
     else:
         reason = f"asked for ({size})"
+    if not fits(name) and memory is not None:
+        raise MemoryBudgetError(
+            f"linear_solver={name!r} needs {in_words(taken(name))} of memory for {size}, more than the "
+            f"{in_words(memory)} that are left of the budget; the least that works is memory={taken(name)}.",
+            least=taken(name),
+        )
     if name == "products":
-        return _products(model, reason)
+        return _products(model, reason, None if memory is None else memory - steps_bytes("diagonal", rows, m))
     if name == "svd":
         return Route(name, reason, True, lambda at, scale, _: SpectralSystem(at, scale), Region())
     direct: type[System] = NormalSystem if name == "normal" else GramSystem
-    if columns_at_hand and rows * m * small <= _FALLBACK_WORK:
+    if columns_at_hand and rows * m * small <= _FALLBACK_WORK and fits(name, "svd"):
         return Route(name, reason, name == "normal", lambda at, scale, _: _Safe(at, scale, direct), Region())
     return Route(name, reason, name == "normal", lambda at, scale, _: direct(at, scale), Region())
 
 
-def _products(model: Linearisation, reason: str) -> Route:
-    kind = Preconditioner(model.J).kind
+def _products(model: Linearisation, reason: str, limit: int | None) -> Route:
+    kind = Preconditioner(model.J, limit).kind
 
     def make(at: Linearisation, scale: Vector, state: State) -> System:
         # Tighter as the gradient falls: the outer iteration keeps its speed (Dembo, Eisenstat and Steihaug 1982).
         fallen = float(np.linalg.norm(at.g)) / state.gradient if state.gradient else 1.0
-        return ProductSystem(at, scale, Preconditioner(at.J), tolerance=min(_INEXACT, max(fallen**0.5, _EXACT)))
+        return ProductSystem(at, scale, Preconditioner(at.J, limit), tolerance=min(_INEXACT, max(fallen**0.5, _EXACT)))
 
     return Route("products", f"{reason}; conjugate gradients preconditioned by {kind}", False, make, Damped())
 

@@ -70,13 +70,12 @@ class Rows(LinearOperator, ABC):
         """v ↦ Jᵀ J v (M,), where that is cheaper than two products."""
         return None
 
-    @property
-    def layers(self) -> int | None:
+    def layers(self, limit: int | None = None) -> int | None:
         """How many layers `kronecker` finds; None where that takes a computation."""
         return 0
 
-    def kronecker(self) -> list[Layer]:
-        """Kronecker factors of the layers, the parameters in whose columns stand alone."""
+    def kronecker(self, limit: int | None = None) -> list[Layer]:
+        """Kronecker factors of the layers, those alone that are within ``limit`` bytes."""
         return []
 
     def _matvec(self, x: Any) -> Vector:
@@ -151,12 +150,11 @@ class Factors(Rows):
         w = None if weights is None else weights.reshape(-1, J.l).astype(J.dtype)
         return lambda v: _double(J._normal_product(v[:, None].astype(J.dtype), w)[:, 0])
 
-    @property
-    def layers(self) -> int | None:
-        return self.jacobian._layers()
+    def layers(self, limit: int | None = None) -> int | None:
+        return self.jacobian._layers(limit)
 
-    def kronecker(self, weights: Vector | None = None) -> list[Layer]:
-        return self.jacobian._kronecker(None if weights is None else weights.reshape(-1, self.jacobian.l))
+    def kronecker(self, limit: int | None = None, weights: Vector | None = None) -> list[Layer]:
+        return self.jacobian._kronecker(None if weights is None else weights.reshape(-1, self.jacobian.l), limit)
 
     def scaled_rows(self, w: Vector) -> Rows:
         if self.jacobian.l > FOLDED or not isinstance(self.jacobian, Jacobian):
@@ -240,12 +238,11 @@ class Weighted(Rows):
     def normal_product(self) -> Callable[[Vector], Vector] | None:
         return self.rows.weighted_product(self.w**2) if isinstance(self.rows, Factors) else None
 
-    @property
-    def layers(self) -> int | None:
-        return self.rows.layers
+    def layers(self, limit: int | None = None) -> int | None:
+        return self.rows.layers(limit)
 
-    def kronecker(self) -> list[Layer]:
-        return self.rows.kronecker(self.w**2) if isinstance(self.rows, Factors) else []
+    def kronecker(self, limit: int | None = None) -> list[Layer]:
+        return self.rows.kronecker(limit, self.w**2) if isinstance(self.rows, Factors) else []
 
     def scaled_rows(self, w: Vector) -> Weighted:
         return Weighted(self.rows, self.w * w)
@@ -365,12 +362,11 @@ class Widened(Rows):
     def column_norms(self, squared: bool = False) -> Vector:
         return np.concatenate([self.rows.column_norms(squared), _norms(np.sum(self.E**2, axis=0), squared)])
 
-    @property
-    def layers(self) -> int | None:
-        return self.rows.layers
+    def layers(self, limit: int | None = None) -> int | None:
+        return self.rows.layers(limit)
 
-    def kronecker(self) -> list[Layer]:
-        return self.rows.kronecker()
+    def kronecker(self, limit: int | None = None) -> list[Layer]:
+        return self.rows.kronecker(limit)
 
     def scaled_rows(self, w: Vector) -> Widened:
         return Widened(self.rows.scaled_rows(w), w[:, None] * self.E)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import OptimizeResult
 
+from netjac import planning
 from netjac.errors import ShapeError
 from netjac.optimize import callbacks, options
 from netjac.optimize.control import State
@@ -35,6 +36,7 @@ def least_squares(
     diff_step: ArrayLike | None = None,
     max_nfev: int | None = None,
     linear_solver: str = "auto",
+    memory: float | str | None = None,
     verbose: int = 0,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
@@ -70,6 +72,9 @@ def least_squares(
     linear_solver : {"auto", "gram", "normal", "svd", "products"}
         How the step is computed: Cholesky of J Jᵀ, of Jᵀ J, singular values of J, or preconditioned conjugate
         gradients on products. "auto" takes the cheapest that fits, and says which and why in the result.
+    memory : number of bytes or str, optional
+        Most that the matrices of the steps may take, such as ``"2 GiB"``; what ``jac`` returns is not counted. By
+        default half of what the system has free, where they take more than 64 MiB.
     verbose : {0, 1, 2}
         1 prints why the fit ended, 2 a line an iteration as well.
     args, kwargs
@@ -93,6 +98,8 @@ def least_squares(
     OptionError, ShapeError, DtypeError, DataError
         Each a ValueError or TypeError: options that do not exist, shapes that do not fit, a start outside the bounds or
         with residuals that are not finite.
+    MemoryBudgetError
+        ``memory`` is too little; the message states the least that works.
 
     Notes
     -----
@@ -120,6 +127,7 @@ def least_squares(
         linear_solver,
         callbacks.stops(callback),
         verbose,
+        None if memory is None else planning.memory_bytes(memory),
     )
     return fit.run(State(problem.x0) if state is None else state)
 

@@ -12,12 +12,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from netjac.errors import DataError, DtypeError, ShapeError
 from netjac.optimize import names, targets
+from netjac.optimize.budget import Need, evaluated, need_of
 from netjac.optimize.description import of_data, of_function
 from netjac.optimize.evaluations import EvaluatedJacobian, Evaluator
 from netjac.optimize.external import External, ResidualAnswer, read_residual
 from netjac.optimize.losses import Vector
 from netjac.optimize.options import OptionError
-from netjac.optimize.rows import Coupled, Factors, Rows, Widened, rows_of
+from netjac.optimize.rows import FOLDED, Coupled, Factors, Rows, Widened, rows_of
 from netjac.spaces import ParameterSpace
 
 
@@ -65,8 +66,11 @@ class Source(Protocol):
     def described(self) -> list[str]:
         """A line for each network and its data; see `netjac.optimize.description`."""
 
-    def evaluate(self, theta: Vector) -> Data:
-        """The data at θ."""
+    def need(self, copies: int) -> Need | None:
+        """What factors take, with more copies of weighted rows; None where they keep to a budget of their own."""
+
+    def evaluate(self, theta: Vector, memory: int | None = None) -> Data:
+        """The data at θ, with factors within ``memory`` bytes where `need` is told."""
 
 
 @final
@@ -98,9 +102,14 @@ class Targets:
         """See `Source`."""
         return [of_data(self._evaluator, "targets" if self._root is None else "targets with weights")]
 
-    def evaluate(self, theta: Vector) -> Data:
+    def need(self, copies: int) -> Need | None:
         """See `Source`."""
-        jacobian = self._evaluator.evaluate(theta)
+        copies += self._root is not None
+        return need_of(self._evaluator, self.size, copies if self._y.shape[1] <= FOLDED else 0)
+
+    def evaluate(self, theta: Vector, memory: int | None = None) -> Data:
+        """See `Source`."""
+        jacobian = evaluated(self._evaluator, theta, memory)
         if jacobian.y.shape != self._y.shape:
             raise DataError(f"the model gives outputs (n, l) = {jacobian.y.shape}, and y has {self._y.shape}.")
         residual = (jacobian.y - self._y).reshape(-1)  # float64, as the targets are
@@ -152,9 +161,15 @@ class FromOutside:
         weighted = "" if self._weights is None else " with weights"
         return [of_data(self._evaluator, of_function(self._external.function) + weighted)]
 
-    def evaluate(self, theta: Vector) -> Data:
+    def need(self, copies: int) -> Need | None:
+        """See `Source`; as many rows as outputs are taken for granted until they are known."""
+        network = self._evaluator
+        outputs = getattr(network, "n", 0) * network.output_space.size
+        return need_of(network, outputs if self.size is None else self.size, 1 + copies)
+
+    def evaluate(self, theta: Vector, memory: int | None = None) -> Data:
         """See `Source`."""
-        jacobian = self._evaluator.evaluate(theta[: self._m])
+        jacobian = evaluated(self._evaluator, theta[: self._m], memory)
         if not np.all(np.isfinite(jacobian.y)):  # a trial point too far away; the function need not see that
             if self.size is None:
                 raise DataError("the outputs are not finite at these parameters, so the residual cannot be computed.")

@@ -5,6 +5,7 @@ One evaluation gives all of them; see `netjac.optimize.problem` for what they ar
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import final
@@ -14,7 +15,7 @@ import scipy.optimize
 from numpy.typing import ArrayLike, NDArray
 
 from netjac.errors import DataError
-from netjac.optimize import hessian, losses, options
+from netjac.optimize import budget, hessian, losses, options
 from netjac.optimize.base import Problem
 from netjac.optimize.description import counted
 from netjac.optimize.losses import Loss, Vector
@@ -47,6 +48,8 @@ class Squares(Problem[Evaluation]):
     _curvature: str
     _loss: Loss  # of the fit that is running, as its scale
     _f_scale: float
+    _memory: int | None  # the budget, where one was given
+    _factors: int | None = None  # what of it those of one evaluation may take
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -89,7 +92,10 @@ class Squares(Problem[Evaluation]):
         -------
         (rows, M) float64, as an array or a `LinearOperator`; see ``jac`` of the class.
         """
-        return self._derivative(self._at(theta), options.default_form(self._form, self.shape))
+        form = options.default_form(self._form, self.shape)
+        if self._form == "auto" and form == "dense" and self._memory is not None:
+            form, _ = self._shared(["dense", "operator"])
+        return self._derivative(self._at(theta), form)
 
     def cost(self, theta: ArrayLike) -> float:
         """½ ‖r(θ)‖², for optimisers that take a value."""
@@ -120,12 +126,28 @@ class Squares(Problem[Evaluation]):
     # ---- for those who fit
 
     def _make(self, theta: Vector) -> Evaluation:
-        data = self._source.evaluate(theta)
+        data = self._source.evaluate(theta, self._factors)
         prior = self._prior_residual(theta)
         cost = losses.cost(data.residual, self._loss, self._f_scale) + losses.cost(prior)
         residual = np.concatenate([data.residual, prior]) if prior.size else data.residual
         self._watch.evaluated()
         return Evaluation(theta, data, residual, cost, self._prior)
+
+    def _shared(self, ways: Sequence[str], rows: int | None = None) -> tuple[str, budget.Share]:
+        """The first way to compute steps that the budget allows, and what that leaves for factors and steps.
+
+        ``ways`` are those of `netjac.optimize.budget.steps_bytes`; ``rows`` is by default the number of residuals.
+        """
+        size, m = self.shape if rows is None else (rows, self._space.size)
+        need = self._source.need(int(self._loss != "linear"))
+        memory = budget.default(need, size, m, ways) if self._memory is None else self._memory
+        return (ways[0], budget.Share()) if memory is None else budget.share(memory, need, size, m, ways)
+
+    def _settle(self, ways: Sequence[str]) -> tuple[str, int | None]:
+        """How the steps of a fit that begins are computed, and the bytes for that; evaluations keep to the rest."""
+        way, share = self._shared(ways)
+        self._factors = share.factors
+        return way, share.steps
 
     def _derivative(self, evaluation: Evaluation, form: str) -> NDArray[np.float64] | ResidualJacobian:
         return evaluation.jacobian if form == "operator" else evaluation.jacobian.to_array()

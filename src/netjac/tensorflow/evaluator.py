@@ -108,6 +108,11 @@ class Evaluator:
         """Bytes that the factors of some samples and outputs take."""
         return self._extractor.footprint
 
+    @property
+    def layer_bytes(self) -> int:
+        """Most bytes of the layers' Kronecker factors, for conjugate gradients."""
+        return self._extractor.layer_bytes
+
     def default_budget(self) -> int | None:
         """Bytes that `netjac.jacobian` allows itself where it is not told; None where all is well within that."""
         return forecast.default_budget(self._extractor, self.n)

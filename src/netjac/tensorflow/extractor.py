@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import ArrayLike, NDArray
 
-from netjac import factor, planning
+from netjac import factor, kronecker, planning
 from netjac.allocation import Limit, attempt
 from netjac.blocks.base import Block
 from netjac.jacobian import Jacobian
@@ -133,6 +133,11 @@ class Extractor:
     def _jacobian(self, theta: NDArray[Any], x: Sequence[Any]) -> Jacobian:
         y, blocks = self.factors(theta, x)
         return Jacobian(self.parameters, self.output_space, y, blocks, self.coverage)
+
+    @property
+    def layer_bytes(self) -> int:
+        """Most bytes of the layers' Kronecker factors and their eigenvectors."""
+        return sum(map(kronecker.layer_bytes, self._plan.outer))
 
     @property
     def least(self) -> int:
