@@ -29,7 +29,11 @@ class WorkerError(Exception):
 
 
 class OverCap(WorkerError):
-    """A worker stopped because it took more time or memory than it was given."""
+    """A worker stopped because it took more time, ``seconds`` of it, or more memory than it was given."""
+
+    def __init__(self, message: str, seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.seconds = seconds
 
 
 def environment(threads: int, base: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -98,7 +102,7 @@ class Process:
         while not select.select([self._popen.stdout], [], [], POLL_SECONDS)[0]:
             if time.monotonic() > deadline:
                 self.close()
-                raise OverCap(f"over the time cap of {cap:.0f} s")
+                raise OverCap(f"over the time cap of {cap:.0f} s", cap)
             used = resident(self._popen.pid) if self._byte_cap else None
             if used and self._byte_cap and used > self._byte_cap:
                 self.close()

@@ -140,7 +140,8 @@ class Outcome:
 
     ``first`` is the first call, with tracing and compiling, in seconds; ``peak`` the growth of resident memory in one
     later call, ``first_peak`` in the first; ``held`` the bytes of the value returned; ``errors`` by array the largest
-    difference from the reference over the reference's largest entry; ``alone`` that it was not timed in alternation.
+    difference from the reference over the reference's largest entry; ``alone`` that it was not timed in alternation;
+    ``least`` the time cap at which it was stopped.
     """
 
     contender: Contender
@@ -151,6 +152,7 @@ class Outcome:
     first_peak: int | None = None
     peak: int | None = None
     held: int | None = None
+    least: float | None = None
     errors: dict[str, float] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
 
@@ -351,7 +353,9 @@ class Runner:
     @staticmethod
     def _drop(running: dict[int, Process], i: int, outcome: Outcome, error: WorkerError) -> None:
         running.pop(i).close()
-        outcome.status = str(error) if isinstance(error, OverCap) else f"failed: {error}"
+        outcome.status = f"failed: {error}"
+        if isinstance(error, OverCap):
+            outcome.status, outcome.least = str(error), error.seconds
 
 
 def _summary(outcome: Outcome) -> str:

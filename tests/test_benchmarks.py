@@ -114,8 +114,9 @@ def _fill_process(tmp_path, byte_cap=None):
 
 
 def test_a_worker_over_its_time_cap_is_stopped(tmp_path):
-    with _fill_process(tmp_path) as process, pytest.raises(OverCap, match="time cap"):
+    with _fill_process(tmp_path) as process, pytest.raises(OverCap, match="time cap") as stopped:
         process.receive(0.0)
+    assert stopped.value.seconds == 0.0
 
 
 @linux_only
@@ -326,6 +327,10 @@ def test_figures_of_a_gram_matrix_tell_dense_ways_from_libraries_and_memory_from
         "the factors hold 24.0 MB",
         "nj.jacobian and J Jᵀ together grow by 50.0 MB",
     ]
+    stopped = Outcome(peers[0].contender, "over the time cap of 300 s", least=300.0)
+    (bound, *_) = figures({"gram-n256": [*ours, stopped]})
+    assert (bound.reached, bound.met) == ("> 3e+03 ×", True)
+    assert bound.against == "dense J in tiles, torch.func, over the time cap of 300 s; netjac 100 ms"
     ours[1].peak = 23_000_000
     assert figures({"gram-n256": [*ours, *peers]})[2].met is False
 
