@@ -180,6 +180,19 @@ def test_normal_in_any_precision_and_any_tiles(dtype, monkeypatch):
     np.testing.assert_allclose(N, dense.T @ dense, atol=0.2 if dtype == "float16" else 1e-5)
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3, 5])
+@pytest.mark.parametrize("side", [1, 4, 1000])
+def test_normal_is_shared_out_in_tiles_of_columns(threads, side, monkeypatch):
+    monkeypatch.setattr(algebra, "_SHARED_WORK", 0)
+    monkeypatch.setattr(algebra, "_SIDE", side)
+    J, dense = make(n=11)
+    w = np.random.default_rng(2).normal(size=J.shape[0])
+    for work in (None, 6000, 1):
+        total = np.zeros((J.m, J.m))
+        algebra.add_normal(J.parts, w.reshape(J.n, J.l), total, threads, work)
+        close(np.tril(total), np.tril(dense.T @ np.diag(w) @ dense))
+
+
 @pytest.mark.parametrize(
     ("weights", "error"),
     [

@@ -192,7 +192,7 @@ PLACES = (
     (OuterBlock, "add_product", "numpy"),
     (OuterBlock, "add_adjoint", "numpy"),
     (OuterBlock, "add_column_squares", "numpy"),
-    (algebra, "_add_normal", "scipy"),
+    (algebra, "_add_normal_tile", "numpy"),
     (reductions, "inverse_root", "scipy"),
 )
 ALONE = linear_layer(20_000)  # two megabytes: not filled by the calling thread alone
@@ -249,12 +249,3 @@ def test_one_tile_leaves_all_threads_to_blas() -> None:
             materialise.for_each(lambda _, own=own: own.add(max(threads("numpy"))), items, 3)
             seen.append(own)
     assert seen == [{3}, {1}, {1}, {1}]
-
-
-def test_normal_gives_blas_the_threads_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    add = algebra._add_normal
-    monkeypatch.setattr(algebra, "_add_normal", lambda *args: (seen.append(max(threads("scipy"))), add(*args)))
-    with threadpool_limits(4, user_api="blas"):
-        ALONE.normal(threads=3)
-    assert set(seen) == {3}

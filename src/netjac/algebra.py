@@ -14,14 +14,14 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
-from scipy.linalg import LinAlgError, blas, lapack, svd
+from scipy.linalg import LinAlgError, lapack, svd
 from scipy.sparse.linalg import lsmr
 
 from netjac import materialise, planning
 from netjac.allocation import Limit, attempts, warn
 from netjac.blocks.base import Block
 from netjac.errors import DataError
-from netjac.pools import LIBRARIES, at_most
+from netjac.pools import at_most
 
 DIRECT_SIZE = 20_000
 """Largest matrix that `solve` factorises (3.2 GB in double precision)."""
@@ -143,15 +143,19 @@ def gram(rows: Parts, columns: Parts | None, out: NDArray[Any], threads: int, wo
     with at_most(threads, "numpy"):
         for a_group, b_group in shared:
             _add_group(a_group, b_group, out, budget, symmetric, threads)
+
+    def mirror_tile(tile: tuple[slice, slice]) -> None:
+        r, c = tile
+        if r == c:
+            size = (r.stop - r.start) * rows.l
+            square = np.ascontiguousarray(out[r, :, c, :]).reshape(size, size)
+            mirror(square)
+            out[r, :, c, :] = square.reshape(out[r, :, c, :].shape)
+        else:
+            out[c, :, r, :] = out[r, :, c, :].transpose(2, 3, 0, 1)
+
     if symmetric:
-        for r, c in tiles:
-            if r == c:
-                size = (r.stop - r.start) * rows.l
-                square = np.ascontiguousarray(out[r, :, c, :]).reshape(size, size)
-                mirror(square)
-                out[r, :, c, :] = square.reshape(out[r, :, c, :].shape)
-            else:
-                out[c, :, r, :] = out[r, :, c, :].transpose(2, 3, 0, 1)
+        materialise.for_each(mirror_tile, tiles, threads)
 
 
 def _pairs(rows: Parts, columns: Parts) -> tuple[list[tuple[Block, Block]], list[tuple[Parts, Parts]]]:
@@ -223,10 +227,17 @@ def mirror(square: NDArray[Any], step: int = 256) -> None:
 # ---- Jᵀ J
 
 
+_SHARED_WORK = 1 << 23
+"""Multiplications below which one thread does them: waking another costs more than it saves."""
+
+_SIDE = 128
+"""Least side of a tile of Jᵀ J where there are others for other threads: smaller ones are slow to multiply."""
+
+
 def normal_work(m: int, itemsize: int) -> planning.Work:
-    """Temporaries of `add_normal`: a tenth of the result between 4 and 32 MiB; at least those of a row."""
+    """Temporaries of `add_normal`: a tenth of the result between 16 and 32 MiB; at least those of a row."""
     least = 2 * m * itemsize
-    return planning.Work(max(min(max(m * m * itemsize // 10, 1 << 22), _LARGE_TILE), least), least)
+    return planning.Work(max(min(max(m * m * itemsize // 10, 1 << 24), _LARGE_TILE), least), least)
 
 
 def add_normal(
@@ -234,13 +245,14 @@ def add_normal(
 ) -> None:
     """Lower part of total (m, m) += Jᵀ diag(weights) J, for weights (n, l) or None, by tiles of explicit rows.
 
-    They are computed and summed in the type of ``total``, and take ``work`` bytes, by default those of `normal_work`.
+    They are computed and summed in the type of ``total``. Rows take three quarters of ``work`` bytes, by default those
+    of `normal_work`, and tiles of their products the last. The part above the diagonal is left as it comes.
     """
     m, dtype = parts.m, total.dtype
     if not m:
         return
     budget = normal_work(m, dtype.itemsize).usual if work is None else work
-    ranges = planning.row_ranges(parts.n, parts.l, m * dtype.itemsize, budget)
+    ranges = planning.row_ranges(parts.n, parts.l, m * dtype.itemsize, budget - budget // 4)
 
     def pieces(samples: slice, outputs: slice) -> list[tuple[NDArray[Any], float]]:
         """Rows times the roots of their weights, and the sign of those."""
@@ -252,22 +264,27 @@ def add_normal(
         found = [(np.sign(w) == sign, sign) for sign in (1.0, -1.0)]
         return [(rows if np.all(chosen) else rows[chosen], sign) for chosen, sign in found if np.any(chosen)]
 
-    with at_most(threads, *LIBRARIES):
-        for _, _, found in attempts(ranges, pieces, _named("explicit rows")):
-            while found:  # freed before the next ones are made
-                _add_normal(*found.pop(), total)
+    for _, _, found in attempts(ranges, pieces, _named("explicit rows")):
+        while found:  # freed before the next ones are made
+            _add_normal(*found.pop(), total, threads, budget // 4)
 
 
-def _add_normal(rows: NDArray[Any], sign: float, total: NDArray[Any]) -> None:
-    """Lower part of total += sign · rowsᵀ rows."""
-    name = {"f": "ssyrk", "d": "dsyrk"}.get(total.dtype.char)
-    if name is None:  # half and extended precision are unknown to BLAS
-        total += rows.dtype.type(sign) * (rows.T @ rows)
-        return
-    # BLAS counts in columns: it sees both transposed, and total's lower part as the upper.
-    updated = getattr(blas, name)(sign, rows.T, beta=1.0, c=total.T, lower=0, overwrite_c=1)
-    if not np.shares_memory(updated, total):
-        total[...] = updated.T
+def _add_normal(rows: NDArray[Any], sign: float, total: NDArray[Any], threads: int, work: int) -> None:
+    """Lower part of total (m, m) += sign · rowsᵀ rows: some columns of rows times some, in tiles of ``work`` bytes.
+
+    The tiles are shared out to threads here, and not inside BLAS, whose threads would have to be waited for at each.
+    """
+    m = len(total)
+    sharing = threads if len(rows) * m * m >= _SHARED_WORK else 1
+    side = min(planning.square_tile(total.itemsize, work // sharing), max(_SIDE, -(-m // sharing)))
+    columns = planning.row_tiles(m, -(-m // side))
+    tiles = [(i, j) for k, i in enumerate(columns) for j in columns[: k + 1]]
+    materialise.for_each(lambda tile: _add_normal_tile(rows, sign, total, *tile), tiles, sharing)
+
+
+def _add_normal_tile(rows: NDArray[Any], sign: float, total: NDArray[Any], i: slice, j: slice) -> None:
+    product = rows[:, i].T @ rows[:, j]
+    (np.add if sign > 0 else np.subtract)(total[i, j], product, out=total[i, j])
 
 
 # ---- norms
