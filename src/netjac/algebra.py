@@ -121,6 +121,7 @@ def gram(rows: Parts, columns: Parts | None, out: NDArray[Any], threads: int, wo
         return
     alone, shared = _pairs(rows, other)
     budget = work // 2
+    threads = threads if out.nbytes > materialise.INLINE_BYTES else 1
     side = planning.square_tile(2 * rows.l * other.l * out.itemsize, budget // threads)
     row_tiles = planning.row_tiles(rows.n, -(-rows.n // side))
     column_tiles = row_tiles if symmetric else planning.row_tiles(other.n, -(-other.n // side))
