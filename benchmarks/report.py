@@ -174,7 +174,14 @@ _VERDICT = {True: "reached", False: "not reached", None: ""}
 
 
 def case_table(outcomes: list[Outcome]) -> str:
-    """The contenders of one case."""
+    """The contenders of one case, in a table for each work that they do."""
+    works = dict.fromkeys(outcome.contender.work for outcome in outcomes)
+    tables = [_work_table([outcome for outcome in outcomes if outcome.contender.work == work]) for work in works]
+    note = "One contender after the other: side by side they would need too much memory.\n\n"
+    return (note if any(outcome.alone for outcome in outcomes) else "") + "\n\n".join(tables)
+
+
+def _work_table(outcomes: list[Outcome]) -> str:
     peer = fastest(outcomes)
     rows = []
     for outcome in outcomes:
@@ -196,8 +203,7 @@ def case_table(outcomes: list[Outcome]) -> str:
         )
     name = f"× {peer.contender.label}" if peer else "×"
     header = ("", "median ms", "best ms", name, "runs", "first ms", "value MB", "first peak MB", "peak MB", "error")
-    note = "One contender after the other: side by side they would need too much memory.\n\n"
-    return (note if any(outcome.alone for outcome in outcomes) else "") + table(header, rows)
+    return table(header, rows)
 
 
 def _short(text: str) -> str:

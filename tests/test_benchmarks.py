@@ -350,6 +350,15 @@ def test_figures_of_products_are_of_the_same_work():
     rows = figures({"tangent-n64": outcomes})
     assert [row.reached for row in rows] == ["3 ×", "0.5 ×"]
     assert rows[0].against == "quick, 3e+03 ms; netjac 1e+03 ms; slow, 5 ×"
+    first, second = report.case_table(outcomes).split("\n\n")
+    assert [line.split("|")[4].strip() for line in first.splitlines()] == [
+        "× quick: J v",
+        "-" * 14,
+        "0.333",
+        "1",
+        "1.67",
+    ]
+    assert "× quick: Jᵀ u" in second
 
 
 def test_names_choose_cases():
