@@ -6,6 +6,7 @@ import array
 import re
 from collections import deque
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netjac.data import Batch, Sliced, Walked, refuse_batches, source
+from netjac.data import Batch, Sliced, Walked, let_go, refuse_batches, source
 from netjac.errors import DataError, DtypeError, ShapeError
 
 X = np.arange(14.0).reshape(7, 2)
@@ -233,3 +234,42 @@ def test_batches_are_refused_with_what_makes_arrays_of_them(what: Any) -> None:
 )
 def test_what_is_no_batches_is_left_to_others(what: Any) -> None:
     refuse_batches(what, "x", "")
+
+
+# ---- memory maps
+
+
+def mapped_pages() -> int | None:
+    """Bytes of files that are mapped into this process and in memory."""
+    try:
+        with open("/proc/self/status", encoding="ascii") as status:
+            (line,) = (line for line in status if line.startswith("RssFile:"))
+    except (OSError, ValueError):
+        return None
+    return int(line.split()[1]) * 1024
+
+
+@pytest.mark.skipif(mapped_pages() is None, reason="needs Linux's /proc")
+@pytest.mark.parametrize("form", ["alone", "structure"])
+def test_pages_of_a_memory_map_are_let_go_and_read_again(tmp_path: Path, form: str) -> None:
+    np.save(tmp_path / "x.npy", np.arange(1 << 22))
+    whole = np.load(tmp_path / "x.npy", mmap_mode="r")
+    before = mapped_pages()
+    first = int(whole.sum())
+    assert mapped_pages() - before > 30 << 20  # 32 MiB
+    let_go(whole[5:] if form == "alone" else {"x": [np.asarray(whole).reshape(-1, 2)[:7], None], "y": np.ones(2)})
+    assert mapped_pages() - before < 4 << 20
+    assert int(whole.sum()) == first == (1 << 21) * ((1 << 22) - 1)
+
+
+@pytest.mark.parametrize("mode", ["c", "r+"])
+def test_a_memory_map_that_was_written_to_is_left_alone(tmp_path: Path, mode: str) -> None:
+    np.save(tmp_path / "x.npy", np.zeros(5000))
+    mapped = np.load(tmp_path / "x.npy", mmap_mode=mode)
+    mapped[:] = 1
+    let_go((mapped[:100], np.asarray(mapped)))
+    assert mapped.sum() == 5000
+
+
+def test_what_is_no_memory_map_is_let_go_without_effect() -> None:
+    let_go([np.arange(3), Lazy(X), None, {"a": 1.0}])

@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -181,23 +182,37 @@ def total(reduction: reductions.Reduction, pieces: list[Tile], w: np.ndarray | N
 cuts = st.lists(st.integers(0, N), max_size=4)
 
 
-@given(cuts, st.booleans(), st.integers(0, 2**32))
-def test_sums_do_not_depend_on_the_tiles(borders: list[int], outputs: bool, seed: int) -> None:
+@pytest.fixture(scope="module")
+def _always_shared() -> Iterator[None]:
+    """However small a tile is, its samples are shared out to the threads."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reductions, "SHARED_BYTES", 0)
+        yield
+
+
+@pytest.mark.usefixtures("_always_shared")
+@given(cuts, st.booleans(), st.integers(0, 2**32), st.integers(1, 3))
+def test_sums_depend_neither_on_tiles_nor_on_threads(
+    borders: list[int], outputs: bool, seed: int, threads: int
+) -> None:
     rng = np.random.default_rng(seed)
     r, w = rng.normal(size=N * L), rng.normal(size=(N, L))
     pieces = tiles(*borders, outputs=outputs)
     close = dict(rtol=1e-12, atol=1e-12 * np.abs(DENSE).max() ** 2)
-    np.testing.assert_allclose(total(reductions.Normal(8, 1), pieces), DENSE.T @ DENSE, **close)
+    np.testing.assert_allclose(total(reductions.Normal(8, threads), pieces), DENSE.T @ DENSE, **close)
     weighted = DENSE.T @ (w.reshape(-1, 1) * DENSE)
-    np.testing.assert_allclose(total(reductions.Normal(8, 1), pieces, w), weighted, **close)
+    np.testing.assert_allclose(total(reductions.Normal(8, threads), pieces, w), weighted, **close)
     for given_r in (r, r.reshape(N, L), lambda t: r.reshape(N, L)[t.samples, t.outputs]):
-        np.testing.assert_allclose(total(reductions.Adjoint(8, given_r), pieces), DENSE.T @ r, **close)
-    np.testing.assert_allclose(total(reductions.Adjoint(8, r), pieces, w), DENSE.T @ (w.reshape(-1) * r), **close)
+        np.testing.assert_allclose(total(reductions.Adjoint(8, given_r, threads), pieces), DENSE.T @ r, **close)
+    np.testing.assert_allclose(
+        total(reductions.Adjoint(8, r, threads), pieces, w), DENSE.T @ (w.reshape(-1) * r), **close
+    )
     root = np.abs(w).reshape(-1, 1) ** 0.5
     for weights, rows in ((None, DENSE), (np.abs(w), root * DENSE)):
         norms = np.linalg.norm(rows, axis=0)
-        np.testing.assert_allclose(total(reductions.ColumnNorms(8), pieces, weights), norms, rtol=1e-12)
-    for make in (lambda: reductions.CountSketch(8, 3, 5, 1), lambda: reductions.GaussianSketch(8, 3, 5)):
+        np.testing.assert_allclose(total(reductions.ColumnNorms(8, threads), pieces, weights), norms, rtol=1e-12)
+    for kind in (reductions.CountSketch, reductions.GaussianSketch):
+        make = partial(kind, 8, 3, 5, threads)
         np.testing.assert_allclose(total(make(), pieces), total(make(), tiles()), **close)
         np.testing.assert_allclose(total(make(), pieces, np.abs(w)), total(make(), tiles(), np.abs(w)), **close)
         single = total(make(), pieces, np.eye(N * L)[3].reshape(N, L))  # row 3 alone, in some multiples
@@ -243,22 +258,24 @@ def test_random_numbers_depend_on_the_row_alone() -> None:
     assert not np.any(other == whole[some])
 
 
+@pytest.mark.usefixtures("_always_shared")
+@pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("damping", [0.0, 0.3])
-def test_leverage_is_the_diagonal_of_the_hat_matrix(damping: float) -> None:
+def test_leverage_is_the_diagonal_of_the_hat_matrix(damping: float, threads: int) -> None:
     dense = DENSE
     root = reductions.inverse_root(dense.T @ dense, damping)
-    found = reductions.leverages(J, root)
+    found = reductions.leverages(J, root, threads)
     hat = dense @ np.linalg.pinv(dense.T @ dense + damping * np.eye(8)) @ dense.T
     np.testing.assert_allclose(found, np.diag(hat), rtol=1e-9)
-    assert reductions.leverages(J[:0], root).shape == (0,)
+    assert reductions.leverages(J[:0], root, threads).shape == (0,)
 
 
 def test_leverage_leaves_out_what_is_undetermined() -> None:
     few = J[:2]  # 4 rows, 8 parameters
     dense = np.asarray(few)
-    found = reductions.leverages(few, reductions.inverse_root(dense.T @ dense, 0.0))
+    found = reductions.leverages(few, reductions.inverse_root(dense.T @ dense, 0.0), 1)
     np.testing.assert_allclose(found, np.diag(dense @ np.linalg.pinv(dense)), rtol=1e-9)
-    assert not reductions.leverages(few, reductions.inverse_root(np.zeros((8, 8)), 0.0)).any()
+    assert not reductions.leverages(few, reductions.inverse_root(np.zeros((8, 8)), 0.0), 1).any()
     with pytest.raises(nj.DataError, match="not finite"):
         reductions.inverse_root(np.full((8, 8), np.nan), 0.0)
 
@@ -279,7 +296,7 @@ def test_leverage_leaves_out_what_is_undetermined() -> None:
 )
 def test_values_that_do_not_fit_the_rows(r: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        total(reductions.Adjoint(8, r), tiles(5))
+        total(reductions.Adjoint(8, r, 1), tiles(5))
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ batches; a function that returns one. No framework is named here: what things ca
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from math import prod
@@ -270,6 +271,20 @@ def sample_count(x: Any) -> int:
             "model; to hand over batches, give a function that returns an iterator over them."
         )
     return counts[0]
+
+
+def let_go(structure: Any) -> None:
+    """Let go of pages that were read from memory-mapped files: as long as they are there, they count as this process's.
+
+    The system keeps them as it keeps any file, and they are read again where they are needed again. Only maps that
+    cannot be written to, for a page that was written to may be nowhere else.
+    """
+    for leaf in leaves(structure):
+        found = leaf
+        while isinstance(found, np.ndarray) and getattr(found, "mode", "r") == "r":
+            found = found.base
+        if isinstance(found, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+            found.madvise(mmap.MADV_DONTNEED)
 
 
 # ---- structures: arrays in dicts, lists and tuples

@@ -5,16 +5,16 @@ What is random depends on the number of a row alone, so that no result depends o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, final
+from typing import Any, Protocol, TypeVar, final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import eigh
 from scipy.sparse import csr_array
 
-from netjac import algebra, arguments, planning
+from netjac import algebra, arguments, data, materialise, planning
 from netjac.errors import DataError, DtypeError, ShapeError
 from netjac.jacobian import Jacobian
 
@@ -25,6 +25,9 @@ RowValues = ArrayLike | Callable[[Any], ArrayLike]
 
 CHUNK_BYTES = 1 << 25
 """Explicit rows, and random numbers, that are held at once."""
+
+SHARED_BYTES = 1 << 20
+"""Factors that are summed over by several threads: for fewer, waking another costs more than it saves."""
 
 BLOCK = 1024
 """Rows whose random numbers are drawn together."""
@@ -108,35 +111,39 @@ class Normal:
 class Adjoint:
     """Jᵀ diag(w) r (m,)."""
 
-    def __init__(self, m: int, r: RowValues) -> None:
-        self._total = np.zeros((m, 1))
+    def __init__(self, m: int, r: RowValues, threads: int) -> None:
+        self._totals = np.zeros((threads, m, 1))
         self._r = Rows(r, "r")
 
     def add(self, tile: Piece, w: NDArray[np.float64] | None = None) -> None:
         """Add a tile."""
         r = self._r.of(tile) if w is None else w * self._r.of(tile)
-        tile.jacobian._add_adjoint(r[:, :, None], self._total)
+        shared(tile.jacobian, list(self._totals), lambda J, s, total: J._add_adjoint(r[s, :, None], total))
 
     def result(self, n: int, rows: int) -> Vector:
         """The vector; r must have had a value for each row."""
         self._r.check(n, rows)
-        return self._total[:, 0]
+        return self._totals.sum(axis=0)[:, 0]
 
 
 @final
 class ColumnNorms:
     """Euclidean norm of each column of diag(√w) J (m,)."""
 
-    def __init__(self, m: int) -> None:
-        self._squares = np.zeros(m)
+    def __init__(self, m: int, threads: int) -> None:
+        self._squares = np.zeros((threads, m))
 
     def add(self, tile: Piece, w: NDArray[np.float64] | None = None) -> None:
         """Add a tile."""
-        algebra.add_column_squares(tile.jacobian.parts, self._squares, w)
+
+        def add(J: Jacobian, samples: slice, squares: NDArray[np.float64]) -> None:
+            algebra.add_column_squares(J.parts, squares, None if w is None else w[samples])
+
+        shared(tile.jacobian, list(self._squares), add)
 
     def result(self, n: int, rows: int) -> Vector:
         """The norms."""
-        return np.sqrt(self._squares)
+        return np.sqrt(self._squares.sum(axis=0))
 
 
 @final
@@ -170,9 +177,10 @@ class CountSketch:
 class GaussianSketch:
     """S diag(√w) J (k, m), the entries of S independent and normal, of variance 1/k; J is not formed."""
 
-    def __init__(self, m: int, k: int, seed: int) -> None:
+    def __init__(self, m: int, k: int, seed: int, threads: int) -> None:
         self._total = np.zeros((m, k))
         self._draws = Draws(seed, lambda rng: rng.standard_normal((BLOCK, k)))
+        self._threads = threads
 
     def add(self, tile: Piece, w: NDArray[np.float64] | None = None) -> None:
         """Add a tile."""
@@ -182,7 +190,12 @@ class GaussianSketch:
             S = self._draws.of(numbers[samples].reshape(-1)).reshape(-1, J.l, k) / np.sqrt(k)
             if w is not None:
                 S *= np.sqrt(w[samples])[:, :, None]
-            (J if samples == slice(0, J.n) else J[samples])._add_adjoint(S, self._total)
+            some = J if samples == slice(0, J.n) else J[samples]
+
+            def add(columns: slice, some: Jacobian = some, S: NDArray[Any] = S) -> None:
+                some._add_adjoint(S[:, :, columns], self._total[:, columns])
+
+            materialise.for_each(add, planning.row_tiles(k, self._threads), self._threads)
 
     def result(self, n: int, rows: int) -> Matrix:
         """The sketch."""
@@ -204,14 +217,14 @@ def chosen(
     if normal:
         sums["normal"] = Normal(m, threads)
     if adjoint is not None:
-        sums["adjoint"] = Adjoint(m, adjoint)
+        sums["adjoint"] = Adjoint(m, adjoint, threads)
     if column_norms:
-        sums["column_norms"] = ColumnNorms(m)
+        sums["column_norms"] = ColumnNorms(m, threads)
     if sketch is not None:
         k, start = _count(sketch, "sketch, its number of rows k,", 1), _count(seed, "seed", 0)
         if kind not in ("count", "gaussian"):
             raise DataError(f"kind must be 'count' or 'gaussian', and is {kind!r}.")
-        sums["sketch"] = CountSketch(m, k, start, threads) if kind == "count" else GaussianSketch(m, k, start)
+        sums["sketch"] = (CountSketch if kind == "count" else GaussianSketch)(m, k, start, threads)
     return sums
 
 
@@ -285,7 +298,9 @@ class Rows:
                 f"{self._name} must be {self._least:g} or more for all but normal and adjoint, and one is "
                 f"{values.min()} in samples {tile.samples.start} to {tile.samples.stop - 1}."
             )
-        return values.reshape(shape).astype(np.float64)
+        found = values.reshape(shape).astype(np.float64)
+        data.let_go(values)
+        return found
 
     def check(self, n: int, rows: int) -> None:
         """Raise unless there was a value for each row, and no more."""
@@ -351,11 +366,32 @@ def inverse_root(normal: Matrix, damping: float) -> Matrix:
     return V[:, kept] / np.sqrt(values[kept]) / scale[:, None]
 
 
-def leverages(J: Jacobian, root: Matrix) -> Vector:
+def leverages(J: Jacobian, root: Matrix, threads: int) -> Vector:
     """Squared norm of each row of J W (n*l,), for W (m, r)."""
     wide = J._widened(np.dtype(np.float64))
-    out = np.zeros(J.shape[0])
-    for part in planning.tiles(root.shape[1], 8 * max(1, *J.shape), CHUNK_BYTES):
-        product = wide._product(root[:, part])
-        out += np.einsum("ij,ij->i", product, product)
-    return out
+    out = np.zeros((J.n, J.l))
+
+    def add(some: Jacobian, samples: slice, _: object) -> None:
+        for part in planning.tiles(root.shape[1], 8 * threads * max(1, *J.shape), CHUNK_BYTES):
+            product = some._product(root[:, part]).reshape(some.n, some.l, -1)
+            out[samples] += np.einsum("nlr,nlr->nl", product, product)
+
+    shared(wide, range(threads), add)
+    return out.reshape(-1)
+
+
+# ---- threads
+
+Own = TypeVar("Own")
+
+
+def shared(J: Jacobian, own: Sequence[Own], work: Callable[[Jacobian, slice, Own], None]) -> None:
+    """Call ``work`` with some samples' Jacobian, which they are, and one of ``own``, in as many threads as those are.
+
+    Each thread has BLAS for itself: the products are long and thin, and its threads would wait for each other longer
+    than they work. One thread does it all where that is little.
+    """
+    threads = len(own) if J.nbytes >= SHARED_BYTES else 1
+    parts = planning.row_tiles(J.n, threads)
+    tasks = [(J if len(parts) == 1 else J[samples], samples, mine) for samples, mine in zip(parts, own, strict=False)]
+    materialise.for_each(lambda task: work(*task), tasks, threads)

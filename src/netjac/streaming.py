@@ -19,7 +19,7 @@ from netjac import api, arguments, data, planning, reductions
 from netjac import memory as system
 from netjac.errors import DataError, DtypeError, ShapeError
 from netjac.jacobian import Jacobian
-from netjac.pools import LIBRARIES, at_most
+from netjac.pools import at_most
 from netjac.prefetch import ahead
 from netjac.progress import Progress, Shown, hidden
 from netjac.reductions import Reduced, RowValues
@@ -179,15 +179,14 @@ class Stream:
             )
         given = None if weights is None else reductions.Rows(weights, "weights", least=0)
         first = self._reduced(reductions.chosen(self.m, normal=True, threads=self._threads), given)
-        with at_most(self._threads, *LIBRARIES):
+        with at_most(self._threads, "scipy"):
             root = reductions.inverse_root(_given(first.normal), penalty)
         found: list[NDArray[np.float64]] = []
         with closing(self._walk("leverage, second pass")) as tiles:
             for tile in tiles:
-                with at_most(self._threads, *LIBRARIES):
-                    found.append(reductions.leverages(tile.jacobian, root))
-                    if given is not None:
-                        found[-1] *= given.of(tile).reshape(-1)
+                found.append(reductions.leverages(tile.jacobian, root, self._threads))
+                if given is not None:
+                    found[-1] *= given.of(tile).reshape(-1)
         values = np.concatenate([np.zeros(0), *found])
         if len(values) != first.rows:
             raise DataError(f"the data gave {first.rows} rows in the first pass and {len(values)} in the second.")
@@ -242,9 +241,8 @@ class Stream:
                 wide = replace(tile, jacobian=tile.jacobian._widened(np.dtype(np.float64)))
                 del tile
                 w = None if weights is None else weights.of(wide)
-                with at_most(self._threads, *LIBRARIES):
-                    for total in sums.values():
-                        total.add(wide, w)
+                for total in sums.values():
+                    total.add(wide, w)
                 n = wide.samples.stop
                 rows += wide.jacobian.shape[0]
                 del wide
@@ -315,6 +313,7 @@ class _Making:
             size = self._size(batch, number, start)
             for samples in planning.row_tiles(batch.n, -(-batch.n // size)):
                 yield from self._tiles(batch[samples], number, start + samples.start)
+                data.let_go((batch.x, batch.targets, batch.weights))
             start += batch.n
 
     def _size(self, batch: data.Batch, number: int, start: int) -> int:
