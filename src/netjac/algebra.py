@@ -153,7 +153,8 @@ def gram(rows: Parts, columns: Parts | None, out: NDArray[Any], threads: int, wo
             mirror(square)
             out[r, :, c, :] = square.reshape(out[r, :, c, :].shape)
         else:
-            out[c, :, r, :] = out[r, :, c, :].transpose(2, 3, 0, 1)
+            # close together first: far apart, entries of one column get in each other's way in the cache
+            out[c, :, r, :] = np.ascontiguousarray(out[r, :, c, :]).transpose(2, 3, 0, 1)
 
     if symmetric:
         materialise.for_each(mirror_tile, tiles, threads)
