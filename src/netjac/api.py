@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from types import ModuleType
 from typing import Any, TextIO
 
 import numpy as np
 
 from netjac.data import Sliced, source
-from netjac.errors import DataError
+from netjac.errors import DataError, MemoryBudgetError
 from netjac.jacobian import Jacobian
-from netjac.planning import Plan
+from netjac.optimize.forecast import of_targets
+from netjac.planning import memory_bytes
+from netjac.plans import Plan
 from netjac.spaces import ParameterSpace
 from netjac.tiled import TiledJacobian
 
@@ -151,7 +155,11 @@ def plan(
     if n is not None and (isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 0):
         raise DataError(f"n must be a number of samples, and is {n!r}.")
     few, count = data[slice(0, min(data.n, 4))].x, data.n if n is None else int(n)
-    found: Plan = _tensorflow().plan(model, few, memory, variables, dtype, count)
+    budget = None if memory is None else memory_bytes(memory)
+    network = _tensorflow().evaluator(model, few, variables, dtype=dtype)
+    found: Plan = network.plan(count, budget)
+    with suppress(MemoryBudgetError):
+        return replace(found, fit=of_targets(network, count, budget))
     return found
 
 

@@ -70,6 +70,11 @@ class FactorPlan:
     groups: tuple[_Group, ...]
     sites: int
 
+    @property
+    def joined(self) -> list[tuple[int, int]]:
+        """Of each block whose A is put together from several sites, its first site and its k."""
+        return [(group.members[0].site, group.rows[-1].stop) for group in self.groups if len(group.members) > 1]
+
     @cached_property
     def outer(self) -> tuple[Placement, ...]:
         """Where the blocks lie that may be products."""

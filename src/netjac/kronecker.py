@@ -49,10 +49,11 @@ def places(parts: Parts, limit: int | None = None) -> list[Placement]:
     As many of them, the smallest first, as take no more than ``limit`` bytes; see `layer_bytes`.
     """
     alone = [parts.blocks[i] for i in parts.cover.alone]
-    found = [block.placement for block in alone if isinstance(block, OuterBlock)]
-    sizes = sorted(layer_bytes(placement) for placement in found)
-    small = [size for size, total in zip(sizes, accumulate(sizes), strict=True) if limit is None or total <= limit]
-    return [placement for placement in found if 0 < layer_bytes(placement) <= max(small, default=0)]
+    found = [block.placement for block in alone if isinstance(block, OuterBlock) and layer_bytes(block.placement)]
+    smallest = sorted(range(len(found)), key=lambda i: layer_bytes(found[i]))
+    totals = accumulate(layer_bytes(found[i]) for i in smallest)
+    chosen = [i for i, total in zip(smallest, totals, strict=True) if limit is None or total <= limit]
+    return [found[i] for i in sorted(chosen)]
 
 
 def layer_bytes(placement: Placement) -> int:

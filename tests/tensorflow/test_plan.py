@@ -15,7 +15,7 @@ import tensorflow as tf
 import netjac as nj
 from netjac import memory, planning
 from netjac.tensorflow.evaluate import CompiledSites
-from netjac.tensorflow.liveness import peak_bytes
+from netjac.tensorflow.liveness import peak_and_results
 
 L = keras.layers
 
@@ -71,11 +71,15 @@ def test_a_plan_computes_nothing_that_grows(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_what_it_prints() -> None:
-    text = str(nj.plan(network(), data(), memory="1 MB", n=10**6)).splitlines()
-    assert text[0] == "Jacobian        1000000 samples × 3 outputs × 51 parameters, float32"
-    assert text[2] == f"dense matrix    {planning.in_words(10**6 * 3 * 51 * 4)}"
-    assert text[3] == "memory budget   976.6 KiB"
+    plan = nj.plan(network(), data(), memory="1 MB", n=10**6)
+    text = str(plan).splitlines()
+    assert text[0] == "Jacobian            1000000 samples × 3 outputs × 51 parameters, float32"
+    assert text[2] == f"dense matrix        {planning.in_words(10**6 * 3 * 51 * 4)}"
+    assert text[3] == "memory budget       976.6 KiB"
     assert "samples × 3 outputs, computed for each product" in text[4]
+    assert text[8] == f"  with normal       {planning.in_words(plan.verbs['normal'])}"
+    assert text[10] == "  of a fit          more than the budget"
+    assert "steps by svd, factors held" in str(nj.plan(network(), data()))
     assert "none: all factors are held" in str(nj.plan(network(), data()))
     assert "half of what is free" in str(nj.plan(network(), data()))
 
@@ -101,7 +105,10 @@ def test_memory_of_a_graph_by_hand() -> None:
 
     def peak(function: Any, n: int = 1000) -> int:
         graph = tf.function(function, autograph=False).get_concrete_function(tf.TensorSpec((n,), "float32")).graph
-        return peak_bytes(graph, graph.inputs, graph.outputs, 1) // (4 * n)
+        found, results = peak_and_results(graph, graph.inputs, graph.outputs, 1)
+        assert results <= found
+        assert results == 4 * sum(tensor.shape.num_elements() for tensor in graph.outputs)
+        return found // (4 * n)
 
     assert peak(lambda x: tf.tanh(tf.sin(tf.cos(x)))) == 1  # written over; x itself is not ours to write over
     assert peak(lambda x: tf.cumsum(tf.cumsum(x))) == 2  # cannot be written over

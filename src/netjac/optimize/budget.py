@@ -55,15 +55,16 @@ class Share:
     steps: int | None = None
 
 
-def need_of(evaluator: Any, rows: int, copies: int) -> Need | None:
+def need_of(evaluator: Any, rows: int, copies: int, samples: int | None = None) -> Need | None:
     """What the factors of a network take, None where its evaluator keeps to no budget.
 
-    ``copies`` is how many times factors of so many rows are there once more, as for weights.
+    ``copies`` is how many times factors of so many rows are there once more, as for weights; ``samples`` how many there
+    are, by default those of the evaluator.
     """
     footprint = getattr(evaluator, "footprint", None)
     if footprint is None:
         return None
-    n, l = evaluator.n, evaluator.output_space.size
+    n, l = evaluator.n if samples is None else samples, evaluator.output_space.size
     demanding = footprint.combined(l)
     least = (demanding if evaluator.dtype.itemsize == 8 else demanding.widened()).need(1, 1)
     held = footprint.held(n, l) + copies * rows * footprint.row

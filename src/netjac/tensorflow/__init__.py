@@ -5,7 +5,7 @@ The way of the data: `trace` (a model → `program`, a flat graph) → `survey` 
 hands use sites and their values to `netjac.factor` and has the `probe` compare the result with the ordinary derivative.
 """
 
-from netjac.tensorflow.evaluator import Evaluator, evaluator, input_jacobian, jacobian, parameters, plan
+from netjac.tensorflow.evaluator import Evaluator, evaluator, input_jacobian, jacobian, parameters
 from netjac.tensorflow.identity import model_checksum
 from netjac.tensorflow.tensor import jacobian_tensor
 
@@ -17,5 +17,4 @@ __all__ = [
     "jacobian_tensor",
     "model_checksum",
     "parameters",
-    "plan",
 ]

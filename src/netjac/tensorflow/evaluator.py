@@ -18,6 +18,7 @@ from netjac import planning
 from netjac.allocation import Limit
 from netjac.errors import ModelError
 from netjac.jacobian import Jacobian
+from netjac.plans import Plan
 from netjac.progress import Shown, hidden
 from netjac.spaces import ParameterSpace
 from netjac.tensorflow import forecast
@@ -117,7 +118,7 @@ class Evaluator:
         """Bytes that `netjac.jacobian` allows itself where it is not told; None where all is well within that."""
         return forecast.default_budget(self._extractor, self.n)
 
-    def plan(self, n: int, budget: int | None) -> planning.Plan:
+    def plan(self, n: int, budget: int | None) -> Plan:
         """What the Jacobian of ``n`` samples within a budget in bytes will take; the default budget for None."""
         if budget is None:
             budget = forecast.default_budget(self._extractor, n)
@@ -225,20 +226,6 @@ def jacobian(
     J = network.evaluate(memory=network.default_budget() if memory is None else memory)
     J.progress = progress
     return J
-
-
-def plan(
-    model: Any,
-    x: Any,
-    memory: float | str | None = None,
-    variables: Sequence[Any] | None = None,
-    dtype: Any = None,
-    n: int | None = None,
-) -> planning.Plan:
-    """See `netjac.plan`; ``x`` some samples of n."""
-    budget = None if memory is None else planning.memory_bytes(memory)
-    network = evaluator(model, x, variables, dtype=dtype)
-    return network.plan(network.n if n is None else n, budget)
 
 
 def input_jacobian(model: Any, x: Any, across_samples: bool = False) -> Any:

@@ -135,6 +135,11 @@ class Extractor:
         return Jacobian(self.parameters, self.output_space, y, blocks, self.coverage)
 
     @property
+    def factors_plan(self) -> factor.FactorPlan:
+        """How the sites' values become blocks."""
+        return self._plan
+
+    @property
     def layer_bytes(self) -> int:
         """Most bytes of the layers' Kronecker factors and their eigenvectors."""
         return sum(map(kronecker.layer_bytes, self._plan.outer))

@@ -11,8 +11,9 @@ import tensorflow as tf
 
 from netjac import memory as system
 from netjac import planning
+from netjac.plans import Plan
 from netjac.tensorflow.extractor import Extractor
-from netjac.tensorflow.liveness import peak_bytes
+from netjac.tensorflow.liveness import peak_and_results
 from netjac.tensorflow.trace import vector_specs, weights
 
 BESIDES = 1.05
@@ -23,30 +24,34 @@ def growth(extractor: Extractor, samples: int, outputs: int) -> int:
     """Bytes by which memory is expected to grow while the factors of some samples and outputs are computed.
 
     In which order the operations run is not determined where TensorFlow has several threads for them: the mean of what
-    one thread needs and of what all of them do.
+    one thread needs and of what all of them do. What the graph returns is still there while A is put together from
+    several of its arrays.
     """
-    graph = _graph(extractor, samples, outputs)
+    graph, joined = _graph(extractor, samples, outputs)
     many = tf.config.threading.get_inter_op_parallelism_threads() or os.cpu_count() or 1
-    peaks = [peak_bytes(graph, graph.inputs, graph.outputs, threads) for threads in (1, many)]
-    return ceil(BESIDES * sum(peaks) / 2)
+    found = [peak_and_results(graph, graph.inputs, graph.outputs, threads) for threads in (1, many)]
+    return ceil(BESIDES * sum(max(peak, results + joined) for peak, results in found) / 2)
 
 
-def _graph(extractor: Extractor, samples: int, outputs: int) -> Any:
-    """The graph that computes them, all its shapes known."""
-    trace, build = extractor.trace, extractor.sites.build
+def _graph(extractor: Extractor, samples: int, outputs: int) -> tuple[Any, int]:
+    """The graph that computes them, all its shapes known, and bytes of what is then put together of its results."""
+    trace, build, joined = extractor.trace, extractor.sites.build, 0
     vector, *x = vector_specs(trace)
     specs = [vector, *(tf.TensorSpec((samples, *spec.shape[1:]), spec.dtype) for spec in x)]
     seeds = [] if outputs == trace.output_space.size else [np.arange(outputs, dtype=np.int32)]
 
     def run(theta: Any, *x: Any) -> Any:
+        nonlocal joined
         y, sites = build(weights(theta, trace), x, *map(tf.constant, seeds))
+        for site, k in extractor.factors_plan.joined:
+            joined += samples * int(sites[site].D.shape[2]) * k * extractor.dtype.itemsize
         tensors = [y] + [tensor for s in sites for tensor in (s.D, s.A, s.indices, s.scale, s.dense)]
         return list({id(tensor): tensor for tensor in tensors if tensor is not None}.values())
 
-    return tf.function(run, autograph=False).get_concrete_function(*specs).graph
+    return tf.function(run, autograph=False).get_concrete_function(*specs).graph, joined
 
 
-def make(extractor: Extractor, n: int, budget: int | None) -> planning.Plan:
+def make(extractor: Extractor, n: int, budget: int | None) -> Plan:
     """The plan of the Jacobian of ``n`` samples within ``budget`` bytes.
 
     Raises
@@ -61,16 +66,12 @@ def make(extractor: Extractor, n: int, budget: int | None) -> planning.Plan:
         planning.tile_sizes(1, 1, extractor.most_demanding, budget)
         grid = planning.tile_grid(n, l, footprint, budget)
         shape, tiles = planning.tile_sizes(n, l, footprint, budget), len(grid)
-    peak = growth(extractor, *shape) if n * l else 0
-    if (
-        tiles > 1
-    ):  # one tile is held while the next is computed, and so are x, all outputs, and θ: ours and TensorFlow's
+    peak = growth(extractor, *shape) + n * _input_bytes(extractor) if n * l else 0
+    if tiles > 1:  # one tile is held while the next is computed, and so are all outputs, and θ: ours and TensorFlow's
         samples, outputs = grid[0]
         shape = samples.stop - samples.start, outputs.stop - outputs.start
-        peak += footprint.held(*shape) + n * (l * size + _input_bytes(extractor)) + 2 * m * size
-    return planning.Plan(
-        n, l, m, extractor.dtype.name, footprint.held(n, l), n * l * m * size, budget, shape, tiles, peak
-    )
+        peak += footprint.held(*shape) + n * l * size + 2 * m * size
+    return Plan(n, l, m, extractor.dtype.name, footprint.held(n, l), n * l * m * size, budget, shape, tiles, peak)
 
 
 def _input_bytes(extractor: Extractor) -> int:

@@ -33,8 +33,8 @@ IN_PLACE = frozenset(
 """Operations that write over an input of the size of their output, if nothing else needs it."""
 
 
-def peak_bytes(graph: Any, given: Sequence[Any], results: Sequence[Any], threads: int) -> int:
-    """Bytes that the operations of ``graph`` hold at the worst moment, ``given`` tensors not counted.
+def peak_and_results(graph: Any, given: Sequence[Any], results: Sequence[Any], threads: int) -> tuple[int, int]:
+    """Bytes that the operations of ``graph`` hold at the worst moment, and at the end, ``given`` tensors not counted.
 
     ``results`` are the tensors asked for; they stay. ``threads`` operations run at a time, for as long as moving their
     inputs and outputs takes.
@@ -78,7 +78,7 @@ def peak_bytes(graph: Any, given: Sequence[Any], results: Sequence[Any], threads
             missing[other.name] -= 1
         now = [other for other in following if not missing[other.name]]
         ready += sorted(now, key=lambda other: other.cheap)  # what is cheap first
-    return peak
+    return peak, held
 
 
 @dataclass(eq=False)
