@@ -29,7 +29,7 @@ DIRECT_SIZE = 20_000
 DENSE_BYTES = 4 << 30
 """Largest explicit Jacobian that `solve` forms when a problem is badly conditioned."""
 
-_SMALL_TILE = 1 << 18
+_SMALL_TILE = 1 << 19
 _LARGE_TILE = 1 << 25
 
 
@@ -105,7 +105,7 @@ def widened(block: Block, dtype: np.dtype[Any]) -> Block:
 
 
 def gram_work(l: int, other: int, out_bytes: int, itemsize: int) -> planning.Work:
-    """Temporaries of `gram`: a tenth of the result, or half a megabyte; at least those of a pair of samples.
+    """Temporaries of `gram`: a tenth of the result, or a megabyte if that is more; at least those of a pair of samples.
 
     ``l`` and ``other`` are the outputs a sample.
     """
