@@ -50,6 +50,11 @@ lint: install
 # neural-tangents needs an older JAX than they do, and so another.
 bench: install $(PEERS)/.installed $(TANGENTS)/.installed
 	$(BIN)/python -m benchmarks --peers-python $(PEERS)/bin/python --tangents-python $(TANGENTS)/bin/python
+	$(BIN)/python -m benchmarks.scaling --peers-python $(PEERS)/bin/python
+	$(BIN)/python -m benchmarks.growth
+	$(BIN)/python -m benchmarks.threads
+	$(BIN)/python -m benchmarks.hotpaths --results benchmarks/results
+	$(BIN)/python -m benchmarks.applications --results benchmarks/results
 	$(BIN)/python -m benchmarks.fits --peers-python $(PEERS)/bin/python
 	$(BIN)/python -m benchmarks.nist
 
