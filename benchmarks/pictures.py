@@ -81,7 +81,14 @@ def _save(figure: Any, named: Any, path: Path) -> None:
     from matplotlib import rc_context
 
     handles, labels = named.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=max(1, int(figure.get_figwidth() // 3)), frameon=False, fontsize="small")
+    figure.legend(
+        handles,
+        labels,
+        loc="outside lower center",
+        ncols=max(1, int(figure.get_figwidth() // 3)),
+        frameon=False,
+        fontsize="small",
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     with rc_context({"svg.hashsalt": "netjac"}):  # the same file for the same data
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=150)
