@@ -92,7 +92,7 @@ def steps_bytes(name: str, rows: int, m: int, layers: int = 0) -> int:
     Examples
     --------
     >>> steps_bytes("normal", rows=100_000, m=1000) // 2**20
-    25
+    37
     """
     vectors = 8 * (VECTORS * m + ROW_VECTORS * rows)
     if name == "normal":
