@@ -30,7 +30,7 @@ def test_every_block_of_code_is_run_or_said_not_to_be(page: Path) -> None:
     assert set(languages) <= {"python", "py", ""}
     assert languages.count("python") == len(blocks(text))
     assert languages.count("py") == NOT_RUN.get(page.name, 0)
-    assert "python" in languages or page.name in ("examples.md", "layers.md", "scaling.md")  # a page of scripts, and a table
+    assert "python" in languages or page.name in ("examples.md", "layers.md", "scaling.md")  # scripts, and tables
     for said, code in zip(languages, fenced[2::4], strict=True):
         assert said or not re.search(r"^\s*(import|from|def|assert) ", code, re.MULTILINE), "code without its language"
 

@@ -185,7 +185,8 @@ def kept_with(model: Any, x: Any, variables: Sequence[Any] | None, make: Callabl
 def _extractor(
     model: Any, x: Any, variables: Sequence[Any] | None, dtype: str | None = None
 ) -> tuple[Extractor, list[Any], Any]:
-    parameters = _columns(model) if variables is None and is_layer(model) and model.built else parameter_space(model, variables)
+    whole = variables is None and is_layer(model) and model.built
+    parameters = _columns(model) if whole else parameter_space(model, variables)
     own = floating_type(parameters)
     signature, leaves = signature_of(x, dtype or own)
     if dtype is not None:  # traced in the model's own type
