@@ -129,6 +129,14 @@ def test_tiles_of_samples_and_outputs(n, l, footprint, budget):
     assert (seen == 1).all()
 
 
+@given(n=st.integers(1, 40), l=st.integers(1, 40), budget=st.integers(400, 30_000))
+def test_tiles_are_counted_as_they_are_made(n, l, budget):
+    footprint = planning.Footprint(sample=100, row=40, sample_work=20, row_work=10)
+    grid = planning.tile_grid(n, l, footprint, budget)
+    sizes = [(s.stop - s.start, o.stop - o.start) for s, o in grid]
+    assert planning.tile_count_and_shape(n, l, footprint, budget) == (len(grid), max(sizes))
+
+
 @given(footprints, st.integers(1, 50), st.integers(1, 50))
 def test_a_footprint_in_double_precision_and_of_combinations(footprint, samples, rows):
     wide, combined = footprint.widened(), footprint.combined(rows)

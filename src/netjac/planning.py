@@ -294,6 +294,19 @@ def _cut(whole: slice) -> tuple[slice, slice]:
     return slice(whole.start, middle), slice(middle, whole.stop)
 
 
+def tile_count_and_shape(n: int, l: int, footprint: Footprint, budget: int) -> tuple[int, tuple[int, int]]:
+    """How many tiles `tile_grid` makes, and samples and outputs of the largest, without making them.
+
+    Examples
+    --------
+    >>> tile_count_and_shape(n=10**9, l=3, footprint=Footprint(sample=0, row=10), budget=40)
+    (2000000000, (1, 2))
+    """
+    samples, rows = tile_sizes(n, l, footprint, budget)
+    along, across = max(1, -(-n // samples)), max(1, -(-l // rows))
+    return along * across, (-(-n // along), -(-l // across))
+
+
 def tile_grid(n: int, l: int, footprint: Footprint, budget: int) -> list[tuple[slice, slice]]:
     """Tiles (samples, outputs) of n samples' l outputs, sample by sample, none larger than `tile_sizes` allows.
 

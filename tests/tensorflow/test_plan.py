@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tracemalloc
 from typing import Any
 
 import keras
@@ -64,7 +65,13 @@ def test_a_plan_computes_nothing_that_grows(monkeypatch: pytest.MonkeyPatch) -> 
         def __getitem__(self, samples: slice) -> Any:
             return data(10)[samples]
 
-    plan = nj.plan(model, Huge(), memory="1 GiB")
+    tracemalloc.start()
+    try:
+        plan = nj.plan(model, Huge(), memory="1 MiB")
+        assert nj.plan(model, Huge()).n == 10**9
+        assert tracemalloc.get_traced_memory()[1] < 20_000_000
+    finally:
+        tracemalloc.stop()
     assert plan.n == 10**9
     assert plan.tiles > 1
     assert plan.dense == 10**9 * 3 * plan.m * 4

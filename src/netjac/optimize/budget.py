@@ -156,6 +156,15 @@ def share(budget: int, need: Need | None, rows: int, m: int, names: Sequence[str
     )
 
 
+def of_factors(memory: int | None, need: Need | None, m: int, rows: int = 0) -> int | None:
+    """What the factors of one evaluation may take of a budget, beside vectors; None without limit.
+
+    ``memory`` is None where no budget is given.
+    """
+    limit = default(need, rows, m, ["operator"]) if memory is None else memory
+    return None if limit is None else share(limit, need, rows, m, ["operator"])[1].factors
+
+
 def default(need: Need | None, rows: int, m: int, names: Sequence[str]) -> int | None:
     """The budget where none is given: half of what is free; None where all is well within that."""
     wanted = steps_bytes(names[0], rows, m) + (0 if need is None else need.held + need.peak + need.layers)

@@ -84,6 +84,7 @@ class Fitting:
             self.watch.iterate(
                 self.start, evaluation.cost, self.optimality(evaluation), nfev=1, state=State(self.start)
             )
+            del evaluation  # its factors are not needed for longer than those of other points
 
         def callback(intermediate_result: OptimizeResult) -> bool:
             now = intermediate_result

@@ -29,7 +29,7 @@ def of_targets(evaluator: Any, n: int, memory: int | None) -> FitPlan:
     rows = n * l
     need = budget.need_of(evaluator, rows, 0, n)
     assert need is not None
-    ways = routes.ways("netjac", "operator", False, "auto", rows, m)
+    ways = routes.ways(rows, m)
     limit = budget.default(need, rows, m, ways) if memory is None else memory
     way, share = (ways[0], budget.Share()) if limit is None else budget.share(limit, need, rows, m, ways)
     factors = evaluator.plan(n, need.peak if share.factors is None else share.factors)

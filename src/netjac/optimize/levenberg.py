@@ -119,8 +119,7 @@ class Iteration:
     def _model_of(self, J: Any) -> Linearisation:
         if self.route is None and self.memory is None:
             rows, m = J.shape
-            ways = routes.ways("netjac", "operator", False, "auto", rows, m)
-            self.memory = budget.default(None, rows, m, ways)
+            self.memory = budget.default(None, rows, m, routes.ways(rows, m))
         model = self.problem.linearise(self.point, J, self.memory)
         if not np.all(np.isfinite(model.g)):
             raise DataError(

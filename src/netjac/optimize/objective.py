@@ -22,8 +22,9 @@ import numpy as np
 import scipy.optimize
 from numpy.typing import ArrayLike, NDArray
 
+from netjac import planning
 from netjac.errors import DataError
-from netjac.optimize import hessian, methods, names, options
+from netjac.optimize import budget, hessian, methods, names, options
 from netjac.optimize.base import Problem, network_evaluator
 from netjac.optimize.callbacks import Callback, Stopped, by_result
 from netjac.optimize.checkpoint import Fit
@@ -82,6 +83,9 @@ class Objective(Problem[_Evaluation]):
         curvature from outside, else the second.
     check
         Whether the gradient from outside is compared with central differences of the value at the first call.
+    memory : number of bytes or str, optional
+        Most that the factors at the best point and at a trial point may take; where they do not fit they are computed
+        tile by tile. By default half of what the system has free. What the method of SciPy takes comes on top.
 
     Raises
     ------
@@ -125,10 +129,11 @@ class Objective(Problem[_Evaluation]):
         curvature: str = "auto",
         dtype: str | None = "float64",
         check: bool = True,
+        memory: float | str | None = None,
     ) -> None:
         options.one_of("curvature", curvature, CURVATURES)
         evaluator = network_evaluator(model, x, variables, trainable, dtype)
-        self._set_up(evaluator, external, prior, bounds, extra, curvature, check)
+        self._set_up(evaluator, external, prior, bounds, extra, curvature, check, memory)
 
     @classmethod
     def from_evaluator(
@@ -141,6 +146,7 @@ class Objective(Problem[_Evaluation]):
         extra: dict[str, Any] | None = None,
         curvature: str = "auto",
         check: bool = True,
+        memory: float | str | None = None,
     ) -> Self:
         """An objective on anything that evaluates outputs and Jacobian at a θ, whichever framework it comes from.
 
@@ -148,16 +154,24 @@ class Objective(Problem[_Evaluation]):
         ----------
         evaluator
             See `netjac.optimize.evaluations.Evaluator`.
-        external, prior, bounds, extra, curvature, check
+        external, prior, bounds, extra, curvature, check, memory
             As for the class.
         """
         options.one_of("curvature", curvature, CURVATURES)
         objective = cls.__new__(cls)
-        objective._set_up(evaluator, external, prior, bounds, extra, curvature, check)
+        objective._set_up(evaluator, external, prior, bounds, extra, curvature, check, memory)
         return objective
 
     def _set_up(
-        self, evaluator: Evaluator, external: Any, prior: Any, bounds: Any, extra: Any, curvature: str, check: bool
+        self,
+        evaluator: Evaluator,
+        external: Any,
+        prior: Any,
+        bounds: Any,
+        extra: Any,
+        curvature: str,
+        check: bool,
+        memory: float | str | None,
     ) -> None:
         self._evaluator, self._curvature = evaluator, curvature
         self._m = evaluator.parameters.size
@@ -166,6 +180,8 @@ class Objective(Problem[_Evaluation]):
         space = evaluator.output_space
         self._external = External(external, objective_reader(space), space, own, check)
         self._prepare(names.together(evaluator.parameters, own), own, bounds, prior)
+        limit = None if memory is None else planning.memory_bytes(memory)
+        self._factors = budget.of_factors(limit, budget.need_of(evaluator, 0, 0), self._space.size)
 
     def _described(self) -> tuple[str, list[str]]:
         return "a value from outside", [of_data(self._evaluator, of_function(self._external.function))]
@@ -378,7 +394,7 @@ class Objective(Problem[_Evaluation]):
 
     def _make(self, theta: Vector) -> _Evaluation:
         self._watch.evaluated()
-        network = self._evaluator.evaluate(theta[: self._m])
+        network = budget.evaluated(self._evaluator, theta[: self._m], self._factors)
         if not np.all(np.isfinite(network.y)):  # a trial point too far away; the function need not see that
             return _Evaluation(theta, network, self._m, None, float("nan"))
         answer = self._external(network.y, theta[self._m :])

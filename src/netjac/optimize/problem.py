@@ -26,7 +26,7 @@ from numpy.typing import ArrayLike
 
 from netjac import planning
 from netjac.errors import DataError
-from netjac.optimize import callbacks, losses, methods, minimizer, names, options, routes, sources, targets
+from netjac.optimize import budget, callbacks, losses, methods, minimizer, names, options, sources, targets
 from netjac.optimize.base import network_evaluator
 from netjac.optimize.checkpoint import Fit
 from netjac.optimize.evaluations import Evaluator
@@ -264,7 +264,7 @@ class LeastSquares(Squares):
         self._stop: BaseException | None = None
         self._memory = None if memory is None else planning.memory_bytes(memory)
         self._prepare(source.space, source.extra, bounds, prior)
-        self._factors = self._shared(["operator"], rows=source.size or 0)[1].factors
+        self._factors = budget.of_factors(self._memory, source.need(0), source.space.size, source.size or 0)
 
     def minimizer(
         self,
@@ -333,7 +333,7 @@ class LeastSquares(Squares):
             bounds=bounds,
             constraints=constraints,
             callback=callback,
-            memory=self._settle(routes.ways("netjac", form, False, linear_solver, *self.shape))[1],
+            memory=self._settle([form], linear_solver)[1],
             **options,
         )
 
@@ -465,7 +465,8 @@ class LeastSquares(Squares):
             form, tr_solver = options.choose(
                 self.shape, method=method, jac=form, tr_solver=tr_solver, x_scale=x_scale, loss=loss
             )
-            way, memory = self._settle(routes.ways(method, form, free, linear_solver, *self.shape))
+            forms = [form, "operator"] if free else [form]
+            way, memory = self._settle(forms, linear_solver if method == "netjac" else None)
             if way == "operator" != form:  # the array would not fit
                 form, tr_solver = "operator", "lsmr"
             self._check_start(start)

@@ -104,31 +104,28 @@ class _Safe(System):
         return (self._second or self._first).inverse(t)
 
 
-def ways(method: str, form: str, free: bool, linear_solver: str, rows: int, m: int) -> list[str]:
+def ways(rows: int, m: int, linear_solver: str = "auto", bounded: bool = False) -> list[str]:
     """Ways to compute the steps of a fit, the best first, as `netjac.optimize.budget.steps_bytes` calls them.
 
     Parameters
     ----------
-    method, form
-        Of `netjac.LeastSquares.solve`, and the form of the Jacobian, "dense" or "operator".
-    free
-        Whether SciPy may as well get an operator.
-    linear_solver
-        Of method "netjac".
     rows, m
         Residuals and parameters.
+    linear_solver
+        As asked for.
+    bounded
+        Whether J Jᵀ has to be made of the explicit J.
 
     Examples
     --------
-    >>> ways("netjac", "operator", False, "auto", 100, 10_000), ways("trf", "dense", True, "auto", 100, 10)
-    (['gram', 'products', 'diagonal'], ['dense', 'operator'])
+    >>> ways(100, 10_000)
+    ['gram', 'products', 'diagonal']
     """
-    if method != "netjac" or form == "dense":
-        return ["operator"] if form == "operator" else ["dense", "operator"] if free else ["dense"]
     at_hand = 8 * rows * m <= EXPLICIT_BYTES
-    auto = [name for name, _ in _preferred(rows, m, at_hand, True)]
+    auto = [name for name, _ in _preferred(rows, m, at_hand, at_hand or not bounded)]
     names = auto if linear_solver == "auto" else [linear_solver]
-    return [*names, "diagonal"] if names[-1] == "products" else names
+    named = ["explicit" if name == "gram" and bounded else name for name in names]
+    return [*named, "diagonal"] if named[-1] == "products" else named
 
 
 def _preferred(rows: int, m: int, columns_at_hand: bool, gram_works: bool) -> list[tuple[str, str]]:

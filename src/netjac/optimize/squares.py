@@ -15,7 +15,7 @@ import scipy.optimize
 from numpy.typing import ArrayLike, NDArray
 
 from netjac.errors import DataError
-from netjac.optimize import budget, hessian, losses, options
+from netjac.optimize import budget, hessian, losses, options, routes
 from netjac.optimize.base import Problem
 from netjac.optimize.description import counted
 from netjac.optimize.losses import Loss, Vector
@@ -133,19 +133,26 @@ class Squares(Problem[Evaluation]):
         self._watch.evaluated()
         return Evaluation(theta, data, residual, cost, self._prior)
 
-    def _shared(self, ways: Sequence[str], rows: int | None = None) -> tuple[str, budget.Share]:
+    def _shared(self, ways: Sequence[str]) -> tuple[str, budget.Share]:
         """The first way to compute steps that the budget allows, and what that leaves for factors and steps.
 
-        ``ways`` are those of `netjac.optimize.budget.steps_bytes`; ``rows`` is by default the number of residuals.
+        ``ways`` are those of `netjac.optimize.budget.steps_bytes`.
         """
-        size, m = self.shape if rows is None else (rows, self._space.size)
-        need = self._source.need(int(self._loss != "linear"))
-        memory = budget.default(need, size, m, ways) if self._memory is None else self._memory
-        return (ways[0], budget.Share()) if memory is None else budget.share(memory, need, size, m, ways)
+        need, (rows, m) = self._source.need(int(self._loss != "linear")), self.shape
+        memory = budget.default(need, rows, m, ways) if self._memory is None else self._memory
+        return (ways[0], budget.Share()) if memory is None else budget.share(memory, need, rows, m, ways)
 
-    def _settle(self, ways: Sequence[str]) -> tuple[str, int | None]:
-        """How the steps of a fit that begins are computed, and the bytes for that; evaluations keep to the rest."""
-        way, share = self._shared(ways)
+    def _settle(self, forms: Sequence[str], linear_solver: str | None) -> tuple[str, int | None]:
+        """How a fit that begins is shared: the form or way that fits, and the bytes for steps.
+
+        ``forms`` are those of the Jacobian that would do, the best first; ``linear_solver`` is of netjac's own solver,
+        where that gets an operator.
+        """
+        if linear_solver is not None and forms[0] == "operator":
+            limits = self._limits
+            bounded = bool(np.isfinite(limits.lb).any() or np.isfinite(limits.ub).any())
+            forms = routes.ways(*self.shape, linear_solver, bounded)
+        way, share = self._shared(forms)
         self._factors = share.factors
         return way, share.steps
 

@@ -64,12 +64,9 @@ def make(extractor: Extractor, n: int, budget: int | None) -> Plan:
     shape, tiles = (n, l), 1
     if budget is not None and not whole(extractor, n, budget):
         planning.tile_sizes(1, 1, extractor.most_demanding, budget)
-        grid = planning.tile_grid(n, l, footprint, budget)
-        shape, tiles = planning.tile_sizes(n, l, footprint, budget), len(grid)
+        tiles, shape = planning.tile_count_and_shape(n, l, footprint, budget)
     peak = growth(extractor, *shape) + n * _input_bytes(extractor) if n * l else 0
     if tiles > 1:  # one tile is held while the next is computed, and so are all outputs, and θ: ours and TensorFlow's
-        samples, outputs = grid[0]
-        shape = samples.stop - samples.start, outputs.stop - outputs.start
         peak += footprint.held(*shape) + n * l * size + 2 * m * size
     return Plan(n, l, m, extractor.dtype.name, footprint.held(n, l), n * l * m * size, budget, shape, tiles, peak)
 
