@@ -4,6 +4,7 @@ import os
 import pickle
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -119,6 +120,28 @@ def test_many_scattered_zero_columns_are_one_index_array():
     out = np.full((2, 1, m), np.nan)
     fill(blocks, own, out)
     check(blocks, out)
+
+
+def test_for_each_leaves_nothing_of_the_work_with_other_threads(monkeypatch):
+    calls = []  # what was given to the pool: it may keep that until one of its threads looks again
+
+    def submit(function, *arguments):
+        calls.append((function, arguments))
+        return submitted(function, *arguments)
+
+    submitted = materialise._pool.submit
+    monkeypatch.setattr(materialise._pool, "submit", submit)
+    array = np.zeros(3)
+    kept = weakref.ref(array)
+
+    def work(item, array=array):
+        array[item] += 1
+
+    for_each(work, range(3), 2)
+    np.testing.assert_array_equal(array, 1)
+    del work, array
+    assert len(calls) == 1
+    assert kept() is None
 
 
 def test_for_each_uses_as_many_threads_as_asked():

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -214,23 +214,24 @@ def for_each(work: Callable[[Item], object], items: Sequence[Item], threads: int
 
     NumPy's BLAS gets what that leaves of ``threads``: one where there are as many items. After an error no further item
     is begun, and the error is raised. Calls from inside ``work`` cannot deadlock: who waits has worked first, and takes
-    back what nobody began.
+    back what nobody began. After it returns no other thread keeps ``work`` or an item alive, nor any of their arrays.
     """
     workers = min(threads, len(items))
     if not workers:
         return
     share = threads // workers
-    pending = deque(items)
+    pending = deque(partial(work, item) for item in items)  # all that a thread's `drain` holds of the work
 
     def drain() -> None:
         try:
             with at_most(share, "numpy"):
                 while True:
                     try:
-                        item = pending.popleft()
+                        todo = pending.popleft()
                     except IndexError:
                         return
-                    work(item)
+                    todo()
+                    del todo
         except BaseException:
             pending.clear()
             raise
