@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import netjac as nj
-from netjac import algebra, factor
+from netjac import algebra, factor, materialise
 from netjac.jacobian import Jacobian
 from netjac.sites import Coverage, SiteForm, SiteValues, UseSite
 from netjac.spaces import OutputSpace, ParameterSpace, lay_out
@@ -134,6 +134,16 @@ def test_gram_takes_a_tenth_more_memory_than_its_result(kinds):
     finally:
         tracemalloc.stop()
     assert peak <= max(0.1 * result.nbytes, 4e6)
+
+
+@given(sizes, st.sampled_from(CASES), st.permutations(range(3)), st.integers(1, 3), st.sampled_from([1, 200, None]))
+def test_blocks_fill_memory_of_any_order_by_tiles_of_any_size(size, kinds, order, threads, tile_bytes):
+    J, dense = make(*size, kinds=kinds)
+    shape = (*size, J.m)
+    memory = np.full([shape[axis] for axis in order], np.nan)
+    out = memory.transpose(np.argsort(order))
+    materialise.fill(J.blocks, J.cover, out, threads=threads, tile_bytes=tile_bytes, inline_bytes=0)
+    close(out.reshape(dense.shape), dense)
 
 
 @given(sizes, st.sampled_from(CASES), st.sampled_from([np.float32, np.float64]))

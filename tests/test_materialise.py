@@ -33,6 +33,9 @@ class Columns:
         else:
             out[..., self.own] = self.values[samples]
 
+    def take(self, samples, outputs):
+        return Columns(self.own, self.values[samples, outputs])
+
     def pieces(self, columns):
         starts = range(0, len(self.own), columns)
         return [Columns(self.own[i : i + columns], self.values[..., i : i + columns]) for i in starts]

@@ -31,6 +31,9 @@ INLINE_BYTES = 1 << 19
 TILE_BYTES = 8 << 20
 """Size of a tile of the result. What it is made of stays in a core's cache; the result itself streams through."""
 
+_PIECES = 4
+"""Pieces that columns are cut into for each thread, so that threads end together; a block pays for each piece."""
+
 _RUNS = 64  # more runs of columns than this are addressed by one index array instead
 
 
@@ -161,10 +164,15 @@ def fill(
         return
     budget = TILE_BYTES if tile_bytes is None else tile_bytes
     tiles = planning.tiles(n, l * m * out.itemsize, budget, at_least=threads)
-    if _slowest_axis(out) == 0 and len(tiles) >= threads:
+    slowest = _slowest_axis(out)
+    if slowest == 0 and len(tiles) >= threads:
         for_each(lambda samples: _fill_tile(blocks, cover, out, samples), tiles, threads)
+    elif slowest == 1 and abs(out.strides[2]) < abs(out.strides[0]) and n * l >= threads:
+        # all samples of one output are one region of memory, in which rows follow each other
+        ranges = planning.row_ranges(l, n, m * out.itemsize, min(budget, out.nbytes // threads))
+        for_each(lambda rows: _fill_rows(blocks, cover, out, rows[1], rows[0]), ranges, threads)
     else:  # one sample is not one region of memory, or there are few: the columns are shared out instead
-        columns = -(-m // threads)  # as many as can be: a block pays for each piece
+        columns = -(-m // (_PIECES * threads)) if threads > 1 else m
         if tile_bytes is not None:
             columns = max(1, min(columns, tile_bytes // (n * l * out.itemsize)))
         _fill_by_columns(blocks, cover, out, columns, threads)
@@ -200,6 +208,11 @@ def _fill_tile(blocks: Sequence[Block], cover: Cover, out: NDArray[Any], samples
         tile[..., selector] = 0
     for block, add in zip(blocks, cover.adds, strict=True):
         block.fill(tile, samples, add=add)
+
+
+def _fill_rows(blocks: Sequence[Block], cover: Cover, out: NDArray[Any], samples: slice, outputs: slice) -> None:
+    rows = out[samples, outputs]
+    _fill_tile([block.take(samples, outputs) for block in blocks], cover, rows, slice(0, len(rows)))
 
 
 def available_cores() -> int:
