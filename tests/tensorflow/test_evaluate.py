@@ -73,6 +73,20 @@ def test_few_outputs_of_many_operations_are_vectorised(n: int, precision: str, m
     check(model, x, random=False)
 
 
+@pytest.mark.parametrize(("width", "heavy"), [(511, False), (512, True)])
+@pytest.mark.parametrize("n", [1, 3])
+def test_few_outputs_of_large_weights_are_vectorised(
+    width: int, heavy: bool, n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vectorised = []
+    over_outputs = symbolic._over_outputs
+    monkeypatch.setattr(symbolic, "_over_outputs", lambda one, size: vectorised.append(size) or over_outputs(one, size))
+    model = keras.Sequential([keras.Input((width,)), L.Dense(512, "tanh"), L.Dense(2, "tanh"), L.Dense(3)])
+    randomise(model.weights)
+    check(model, RNG.normal(size=(n, width)), random=False)
+    assert bool(vectorised) == heavy
+
+
 def test_poolings_and_loops_are_not_vectorised() -> None:
     assert all(
         map(symbolic.UNROLLED_TYPES.match, ("MaxPool", "AvgPool3D", "DepthwiseConv2dNative", "StatelessWhile", "If"))

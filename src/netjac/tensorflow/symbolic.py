@@ -30,6 +30,9 @@ UNROLLED_OPERATIONS = 1000
 """The same of fewer outputs, where all their sweeps together have more operations than this: vectorised, there are as
 many as in one sweep, and for attention and recurrent layers that is faster by a half."""
 
+UNROLLED_WEIGHT = 1 << 18
+"""The same where a variable has so many entries: it is then read from memory once, not once an output."""
+
 UNROLLED_TYPES = re.compile(r".*Pool|Depthwise|(Stateless)?(While|If|Case)$")
 """Operations that are slower vectorised, or that TensorFlow may fail to vectorise."""
 
@@ -52,6 +55,15 @@ class Fallback:
     variable: int
     operation: str
     reason: str
+
+
+def unrolls_few(trace: Trace) -> bool:
+    """Whether few outputs are swept one after the other: all of it is light, or something is slower vectorised."""
+    nodes = trace.program.graph_def.node
+    operations = len(nodes) * trace.output_space.size
+    weight = max(segment.size for segment in trace.parameters.segments)
+    light = operations <= UNROLLED_OPERATIONS and weight < UNROLLED_WEIGHT
+    return light or any(UNROLLED_TYPES.match(node.op) for node in nodes)
 
 
 def arrange(tensor: Any, form: NormalForm, axes: Axes, order: Sequence[str], shape: Sequence[int]) -> Any:
@@ -84,9 +96,7 @@ class SiteBuilder:
         self._groups = tuple(groups)
         self._fallbacks = tuple(fallbacks)
         self._nodes = {node.name: node for node in trace.program.graph_def.node}
-        types = {node.op for node in trace.program.graph_def.node}
-        operations = len(self._nodes) * trace.output_space.size
-        self._unrolled = operations <= UNROLLED_OPERATIONS or any(map(UNROLLED_TYPES.match, types))
+        self._unrolled = unrolls_few(trace)
 
     def __call__(self, theta: Sequence[Any], x: Sequence[Any], seeds: Any = None) -> tuple[Any, list[SiteTensors]]:
         """Outputs (n, l) and the tensors of each site: the groups' first, then the fallbacks'.
