@@ -175,6 +175,21 @@ def test_a_batch_of_too_many_parts() -> None:
         list(source(iter([(X, X, X, X)])).batches())
 
 
+@pytest.mark.parametrize("part", ["targets", "weights"])
+@pytest.mark.parametrize(
+    "values", [np.zeros((9, 1)), np.zeros((1, 1)), [1.0, 2.0], {"a": np.zeros(5), "b": np.zeros(4)}]
+)
+def test_what_comes_with_a_batch_has_as_many_samples(part: str, values: Any) -> None:
+    batch = (np.zeros((5, 2)), values) if part == "targets" else (np.zeros((5, 2)), None, values)
+    with pytest.raises(ShapeError, match=f"the {part} of a batch must have one entry for each of its 5 samples"):
+        list(source(lambda: iter([batch])).batches())
+
+
+def test_scalars_are_no_targets() -> None:
+    with pytest.raises(ShapeError, match="targets of a batch"):
+        list(source(lambda: iter([(np.zeros((5, 2)), np.float64(1))])).batches())
+
+
 def test_data_without_end() -> None:
     class Repeated:
         def cardinality(self) -> int:

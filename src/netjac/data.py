@@ -252,8 +252,22 @@ def read(given: Any) -> Batch:
                 f"a batch that is a tuple must be (x,), (x, targets) or (x, targets, weights), and has {len(given)} "
                 "entries; put several inputs of a model into a list or a dict."
             )
-        return Batch(mapped(_sliceable, given[0]), *(mapped(_sliceable, part) for part in given[1:]))
+        batch = Batch(*(mapped(_sliceable, part) for part in given))
+        _refuse_other_lengths(batch)
+        return batch
     return Batch(mapped(_sliceable, given))
+
+
+def _refuse_other_lengths(batch: Batch) -> None:
+    n = batch.n
+    for name, part in (("targets", batch.targets), ("weights", batch.weights)):
+        for leaf in leaves(part):
+            shape = tuple(leaf.shape)
+            if not shape or shape[0] != n:
+                raise ShapeError(
+                    f"the {name} of a batch must have one entry for each of its {n} samples, as their first axis, and "
+                    f"have the shape {shape}."
+                )
 
 
 def sample_count(x: Any) -> int:
@@ -271,6 +285,11 @@ def sample_count(x: Any) -> int:
             "model; to hand over batches, give a function that returns an iterator over them."
         )
     return counts[0]
+
+
+def kept(structure: Any) -> Any:
+    """The same with a copy of each NumPy array, for whoever made it may write the next batch into it."""
+    return mapped(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, structure)
 
 
 def let_go(structure: Any) -> None:

@@ -343,7 +343,7 @@ class _Making:
             self._most = max(1, batch.n // 2)
         for samples, outputs, tile in J.tiles():
             part, place = batch[samples], slice(start + samples.start, start + samples.stop)
-            yield Tile(place, outputs, J.l, tile, part.targets, part.weights)
+            yield Tile(place, outputs, J.l, tile, data.kept(part.targets), data.kept(part.weights))
             del tile
 
 

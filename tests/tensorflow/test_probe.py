@@ -183,6 +183,38 @@ def test_constants_drawn_from_a_fixed_seed_are_no_random_numbers() -> None:
     check(lambda x: x @ W + tf.random.stateless_normal((3,), (1, 2)), X, [W], random=False)
 
 
+def saturated(outputs: int) -> tuple[Any, Any]:
+    """A classifier that is nearly sure: its outputs' derivatives are as small as the rounding of the outputs."""
+    dtype = keras.config.floatx()
+    model = keras.Sequential(
+        [keras.Input((12,)), L.Dense(16, "tanh"), L.Dense(outputs, "softmax", kernel_initializer="zeros")]
+    )
+    hidden, last = np.random.default_rng(3).normal(size=(12, 16)), np.random.default_rng(4).normal(size=(16, outputs))
+    x = np.random.default_rng(5).normal(size=(6, 12)).astype(dtype)
+    gaps = np.sort(np.tanh(x @ hidden) @ last, axis=1)
+    last *= -np.log(3 * np.finfo(dtype).eps) / np.median(gaps[:, -1] - gaps[:, -2])
+    model.set_weights([hidden, np.zeros(16), last, np.zeros(outputs)])
+    return model, x
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64"], indirect=True)
+@pytest.mark.parametrize("outputs", [4, 10, 30])
+def test_saturated_classifiers_are_told_from_faults(precision: str, outputs: int) -> None:
+    model, x = saturated(outputs)
+    J = check(model, x, random=False)
+    assert np.median(J.row_norms()) < 100 * np.finfo(precision).eps
+    tiled = nj.jacobian(model, x, memory=J.nbytes)
+    assert isinstance(tiled, nj.TiledJacobian)
+    np.testing.assert_allclose(tiled.to_array(), J.to_array(), rtol=1e-4, atol=10 * np.finfo(precision).eps)
+
+
+def test_a_wrong_rule_is_seen_in_a_saturated_classifier(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(rules.RULES, "MatMul", broken("MatMul", scaled(1.01)))
+    model, x = saturated(10)
+    with pytest.raises(nj.ProbeError, match="dense"):
+        nj.jacobian(model, x)
+
+
 # Rules broken on purpose --------------------------------------------------------------------------------------------
 
 

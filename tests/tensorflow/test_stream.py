@@ -100,6 +100,25 @@ def test_tiles_of_every_kind_of_data_are_the_rows(kind: str, memory: Any, prefet
     assert no_threads()
 
 
+@pytest.mark.parametrize("memory", [None, "8 kB"])
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+def test_whoever_gives_batches_may_write_the_next_into_the_same_arrays(prefetch: int, memory: Any) -> None:
+    def batches() -> Iterator[Any]:
+        x, y, w = np.empty((6, 4), "float32"), np.empty((6, 3), "float32"), np.empty(6)
+        for start in range(0, 18, 6):
+            x[:], y[:], w[:] = X[start : start + 6], Y[start : start + 6], np.arange(start, start + 6)
+            yield x, {"deep": [y]}, w
+
+    tiles = list(nj.stream(network(), batches, memory=memory, prefetch=prefetch))
+    assert len(tiles) > 3 or memory is None
+    for tile in tiles:
+        np.testing.assert_array_equal(tile.targets["deep"][0], Y[tile.samples])
+        np.testing.assert_array_equal(tile.weights, np.arange(18)[tile.samples])
+        close(
+            tile.jacobian.to_array(), dense().reshape(N, 3, -1)[tile.samples, tile.outputs].reshape(-1, tile.jacobian.m)
+        )
+
+
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("kind", DATA)
 def test_reductions_of_every_kind_of_data(kind: str, weighted: bool, tmp_path: Any) -> None:
