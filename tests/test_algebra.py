@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.sparse.linalg import aslinearoperator
 
 import netjac as nj
 from netjac import algebra, factor, materialise
@@ -350,3 +351,28 @@ def test_mirror(size):
     wanted = np.tril(square) + np.tril(square, -1).T
     algebra.mirror(square)
     np.testing.assert_array_equal(square, wanted)
+
+
+def badly_conditioned(rows, columns, damping, seed=0):
+    """J with singular values from 1 to 1e-8 and of rank 7, b, and the best x of smallest norm."""
+    random = np.random.default_rng(seed)
+    U, V = (np.linalg.qr(random.normal(size=(size, size)))[0] for size in (rows, columns))
+    s = np.geomspace(1, 1e-8, 7)
+    b = random.normal(size=rows)
+    return U[:, :7] * s @ V[:, :7].T, b, V[:, :7] @ (s / (s**2 + damping) * (U[:, :7].T @ b))
+
+
+@pytest.mark.parametrize("shape", [(40, 12), (12, 40), (20, 20)])
+@pytest.mark.parametrize("damping", [0.0, 1e-12, 1e-3])
+def test_least_squares_by_products_alone_finds_what_is_hardly_determined(shape, damping):
+    dense, b, x = badly_conditioned(*shape, damping)
+    found = algebra.solve(aslinearoperator(dense), b, damping, limit=0)
+    np.testing.assert_allclose(found, x, rtol=0, atol=1e-5 * np.abs(x).max())
+
+
+def test_least_squares_by_products_says_where_it_has_not_converged(monkeypatch):
+    dense, b, _ = badly_conditioned(40, 12, 0)
+    lsmr = algebra.lsmr
+    monkeypatch.setattr(algebra, "lsmr", lambda *given, **options: lsmr(*given, **(options | {"maxiter": 3})))
+    with pytest.warns(RuntimeWarning, match=r"12 × 12 is beyond its memory, stopped after 3 steps"):
+        algebra.solve(aslinearoperator(dense), b, 0, limit=0)

@@ -370,6 +370,17 @@ def test_a_worker_killed_costs_its_tiles_alone(client, model, x, dense, rng):
     np.testing.assert_array_equal(J.T @ u, before)
 
 
+def test_all_workers_killed_at_once(client, model, x, dense, rng):
+    J = nj.distributed.jacobian(model, x, client=client, tiles=6)
+    u = rng.normal(size=N * L)
+    before = J.T @ u
+    for pid in client.run(os.getpid).values():
+        os.kill(pid, signal.SIGKILL)
+    np.testing.assert_array_equal(J.T @ u, before)  # by the processes that their nannies make
+    np.testing.assert_allclose(before, dense.reshape(N * L, -1).T @ u, **EXACT)
+    wait_for_two(client)
+
+
 def test_homes_stay_and_are_shared():
     class Slots:
         def slots(self):

@@ -18,7 +18,7 @@ from scipy.linalg import LinAlgError, lapack, svd
 from scipy.sparse.linalg import lsmr
 
 from netjac import materialise, planning
-from netjac.allocation import Limit, attempts, warn
+from netjac.allocation import Limit, attempts, caution, warn
 from netjac.blocks.base import Block
 from netjac.errors import DataError
 from netjac.pools import at_most
@@ -341,6 +341,7 @@ def _weighted(parts: Parts, w: NDArray[Any]) -> Iterator[tuple[slice, slice, Par
 _SAFE_CONDITION = 1e-12  # reciprocal condition number below which a factorised normal matrix is not trusted
 _SETTLED = 1e-10  # relative size of the last correction that counts as converged
 _CORRECTIONS = 12
+_NOT_CONVERGED = {6: "J is too badly conditioned", 7: "that is the most it may take"}  # what LSMR says
 
 
 class Solvable(Protocol):
@@ -383,10 +384,26 @@ def solve(J: Solvable, b: NDArray[np.float64], damping: float, limit: int | None
                 return _by_singular_values(J, b, damping)
     except MemoryError:
         warn(f"a matrix of {size} × {size} for lstsq could not be allocated, and products are used instead")
-    solution = lsmr(J, b, damp=np.sqrt(damping), atol=1e-12, btol=1e-12, conlim=1e12, maxiter=10 * min(rows, m))[0]
-    if not np.all(np.isfinite(solution)):
+    return _by_products(J, b, damping)
+
+
+def _by_products(J: Solvable, b: NDArray[np.float64], damping: float) -> NDArray[np.float64]:
+    """By LSMR (Fong and Saunders 2011), down to rounding, so that what J hardly determines is found too.
+
+    A warning where it has not converged.
+    """
+    most = 10 * min(J.shape)
+    x, reason, steps, *_ = lsmr(J, b, damp=np.sqrt(damping), atol=0, btol=0, conlim=0, maxiter=most)
+    if not np.all(np.isfinite(x)):
         raise DataError("the Jacobian holds values that are not finite.")
-    return np.asarray(solution, np.float64)
+    if reason in _NOT_CONVERGED:
+        rows, m = J.shape
+        caution(
+            f"lstsq by products alone, for a matrix of {min(rows, m)} × {min(rows, m)} is beyond its memory, stopped "
+            f"after {steps} steps because {_NOT_CONVERGED[reason]}: the solution is not the best one. Give it more "
+            "memory, or damping."
+        )
+    return np.asarray(x, np.float64)
 
 
 def _by_cholesky(J: Solvable, b: NDArray[np.float64], damping: float) -> NDArray[np.float64] | None:

@@ -100,8 +100,13 @@ def attempts(
 
 
 def warn(what: str) -> None:
-    """Say that memory ran out and what is done instead, at the line outside of this package that asked for it."""
+    """Say that memory ran out and what is done instead."""
+    caution(f"{what}; give memory=... to begin with less.")
+
+
+def caution(message: str) -> None:
+    """Warn at the line outside of this package that asked for it."""
     frame, level = sys._getframe(), 1
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == "netjac":
         frame, level = frame.f_back, level + 1
-    warnings.warn(f"{what}; give memory=... to begin with less.", RuntimeWarning, stacklevel=level)
+    warnings.warn(message, RuntimeWarning, stacklevel=level)

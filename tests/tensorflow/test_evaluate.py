@@ -175,6 +175,8 @@ SIZES = {
     "scalar weight, one output": ((), lambda x, w: x[:, 0] * w),
     "axes of one": ((1, 3, 1), lambda x, w: tf.tanh(x[:, :, None] * w)),
     "nothing in it": ((0,), lambda x, w: x * (1 + tf.reduce_sum(w))),
+    "no features of some": ((4, 2), lambda x, w: tf.einsum("ni,ij->nj", x[:, :0], w[:0]) + x[:, :2] @ w[:2]),
+    "none of its entries": ((4, 2), lambda x, w: tf.tanh(x[:, :0] @ w[:0]) + x[:, :2]),
     "no features": ((0, 2), lambda x, w: tf.tanh(x[:, :0] @ w) + x[:, :2]),
 }
 

@@ -90,6 +90,51 @@ def test_what_mixes_samples_is_refused_by_name(name: str, n: int) -> None:
     assert "mixes samples" in message
 
 
+def derivative_of_a_mean(x: Any) -> Any:
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        mean = tf.reduce_mean(tf.tanh(x @ W))
+    return tape.gradient(mean, x)
+
+
+def place(x: Any) -> Any:
+    return tf.cast(tf.range(tf.shape(x)[0])[:, None], x.dtype)
+
+
+PLACED: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "over n": (lambda x: tf.divide(x @ W, tf.cast(tf.shape(x)[0], x.dtype), name="share"), "share"),
+    "over a count": (lambda x: tf.divide(x @ W, tf.reduce_sum(tf.ones_like(x[:, :1])), name="share"), "share"),
+    "derivative of a mean": (derivative_of_a_mean, "RealDiv"),
+    "numbered": (lambda x: x @ W * (1 + 0.01 * place(x)), ""),
+    "the first doubled": (lambda x: tf.concat([2 * x[:1], x[1:]], 0, name="doubled") @ W, "doubled"),
+    "one added to": (lambda x: tf.tensor_scatter_nd_add(x @ W, [[0, 0]], [1.0]), "TensorScatterAdd"),
+}
+
+
+@pytest.mark.parametrize("name", PLACED)
+def test_what_depends_on_the_number_of_samples_or_their_place_is_refused_by_name(name: str) -> None:
+    f, operation = PLACED[name]
+    message = refused(f, X, nj.SampleMixingError, variables=[W])
+    assert operation in message
+    assert "the number of samples, or on its place" in message
+    with pytest.raises(nj.SampleMixingError, match="the number of samples"):
+        nj.input_jacobian(f, X)
+
+
+@pytest.mark.parametrize("size", [1e-7, 1.0])
+def test_what_a_network_magnifies_out_of_rounding_is_no_place(size: float) -> None:
+    last = tf.Variable(RNG.normal(size=(3, 2)).astype("float32"), name="last")
+
+    def f(x: Any) -> Any:
+        z = tf.tanh(x @ W)
+        return 1e4 * ((z / 3 + size * place(x)) * 3 - z) @ last
+
+    if size == 1:
+        refused(f, X, nj.SampleMixingError, variables=[last])
+    else:
+        assert nj.jacobian(f, X, variables=[last]).shape == (10, 6)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("size", [1e-1, 1e-3, 1e-5])
 def test_weak_mixing_is_refused(size: float, dtype: str) -> None:

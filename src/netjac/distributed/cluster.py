@@ -37,6 +37,26 @@ class Threads(distributed.WorkerPlugin):
             limit_threads(worker.state.nthreads)
 
 
+def homes_may_be_gone() -> distributed.SchedulerPlugin:
+    """Lets tasks whose homes have died go to any worker that comes, also where none was left for a while.
+
+    Dask allows other workers only while it decides where a task goes; a task that found none at all would wait for
+    its own home for ever. The class is made here so that it travels as a whole: the scheduler may not have netjac.
+    """
+
+    class HomesMayBeGone(distributed.SchedulerPlugin):
+        name = "netjac-homes"
+        idempotent = True
+
+        def add_worker(self, scheduler: Any, worker: str) -> None:
+            """Called by Dask before it looks which of the waiting tasks the new worker can do."""
+            waiting = [task for task in scheduler.unrunnable if task.loose_restrictions]
+            gone = [task.key for task in waiting if scheduler.workers.keys().isdisjoint(task.worker_restrictions or ())]
+            scheduler.set_restrictions(dict.fromkeys(gone))
+
+    return HomesMayBeGone()
+
+
 @final
 class Cluster:
     """Tasks on a Dask cluster, those of a tile at its home."""
@@ -54,6 +74,7 @@ class Cluster:
             raise OptionError("the Dask client is asynchronous; give one made with asynchronous=False.")
         self.client = client
         client.register_plugin(Threads())
+        client.register_plugin(homes_may_be_gone())
 
     def slots(self) -> list[str]:
         """Address of a worker, once for each of its threads."""

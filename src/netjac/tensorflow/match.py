@@ -200,7 +200,9 @@ def _edges(survey: Survey, graph: Graph, position: int) -> Iterator[Match | Unma
             _refuse_irregular(graph, operation)
             if _meets_data(survey, operation, operands):
                 for operand in operands:
-                    yield _site(survey, position, operation, operand, origins[operation.inputs[operand].name])
+                    origin = origins[operation.inputs[operand].name]
+                    if origin.entries.size:  # a sum over nothing depends on nothing
+                        yield _site(survey, position, operation, operand, origin)
                 continue
             made = follow(survey, operation, origins)
         except Unsupported as error:

@@ -118,15 +118,17 @@ class Survey:
         feeds = self._feeds[len(self._theta) :]
         return [tf.convert_to_tensor(array, feed.dtype) for array, feed in zip(self._large, feeds, strict=True)]
 
-    def _run(self, tensors: Sequence[Any], *batches: Sequence[Any]) -> list[list[NDArray[Any]]]:
-        """Values of the tensors for each batch."""
+    def _run(
+        self, tensors: Sequence[Any], *batches: Sequence[Any], theta: Sequence[Any] | None = None
+    ) -> list[list[NDArray[Any]]]:
+        """Values of the tensors for each batch, by default at the parameters of the survey."""
         if not tensors:
             return [[] for _ in batches]
         pruned = self._wrapped.prune(self._feeds, list(tensors))
         adopt_functions(pruned.graph)
         results = []
         for batch in batches:
-            pairs = zip([*self._theta, *batch], self._feeds, strict=True)
+            pairs = zip([*(self._theta if theta is None else theta), *batch], self._feeds, strict=True)
             try:
                 values = pruned(*(tf.convert_to_tensor(value, feed.dtype) for value, feed in pairs))
             except tf.errors.InvalidArgumentError as error:
@@ -250,3 +252,26 @@ class Survey:
         self.fetch(tensors)
         before, *after = ([self._values[t.name][i] for t in tensors] for i in range(1 + LARGE))
         return before, after
+
+    def placed(self, tensors: Sequence[Any], order: Sequence[int]) -> list[NDArray[Any]]:
+        """Values of the tensors for some of the three samples, in another order."""
+        return self._run(tensors, [batch[list(order)] for batch in self._large])[0]
+
+    def nudged(self, tensors: Sequence[Any]) -> list[NDArray[Any]]:
+        """Values of the tensors with every parameter and input moved by a unit of rounding."""
+        rng = np.random.default_rng(2)
+        theta = [_nudged(np.asarray(value), rng) for value in self._theta]
+        return self._run(tensors, [_nudged(batch, rng) for batch in self._large], theta=theta)[0]
+
+
+def _nudged(values: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
+    if values.dtype.kind not in "fV":
+        return values
+    return (values.astype(np.float64) * (1 + unit(values.dtype) * rng.choice([-1, 1], values.shape))).astype(
+        values.dtype
+    )
+
+
+def unit(dtype: np.dtype[Any]) -> float:
+    """Relative distance of neighbouring numbers."""
+    return 2.0**-7 if dtype.kind == "V" else float(np.finfo(dtype).eps)  # V: bfloat16
