@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.sparse.linalg import aslinearoperator
 
 import netjac as nj
-from netjac import algebra, factor, materialise
+from netjac import algebra, factor, materialise, normal
 from netjac.jacobian import Jacobian
 from netjac.sites import Coverage, SiteForm, SiteValues, UseSite
 from netjac.spaces import OutputSpace, ParameterSpace, lay_out
@@ -194,14 +194,31 @@ def test_normal_in_any_precision_and_any_tiles(dtype, monkeypatch):
 @pytest.mark.parametrize("threads", [1, 2, 3, 5])
 @pytest.mark.parametrize("side", [1, 4, 1000])
 def test_normal_is_shared_out_in_tiles_of_columns(threads, side, monkeypatch):
-    monkeypatch.setattr(algebra, "_SHARED_WORK", 0)
-    monkeypatch.setattr(algebra, "_SIDE", side)
+    monkeypatch.setattr(normal, "_SHARED_WORK", 0)
+    monkeypatch.setattr(normal, "_SIDE", side)
     J, dense = make(n=11)
     w = np.random.default_rng(2).normal(size=J.shape[0])
     for work in (None, 6000, 1):
-        total = np.zeros((J.m, J.m))
-        algebra.add_normal(J.parts, w.reshape(J.n, J.l), total, threads, work)
-        close(np.tril(total), np.tril(dense.T @ np.diag(w) @ dense))
+        total = normal.NormalSum(J.m, np.float64, threads, work)
+        total.add(J.parts, w.reshape(J.n, J.l))
+        close(total.result(), dense.T @ np.diag(w) @ dense)
+
+
+@pytest.mark.parametrize("gathered", [0, 1, 7, 64])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_normal_gathers_the_rows_of_small_parts(gathered, weighted, monkeypatch):
+    monkeypatch.setattr(normal, "_GATHERED", gathered)
+    updates = []
+    add_normal = normal._add_normal
+    monkeypatch.setattr(normal, "_add_normal", lambda rows, *more: updates.append(len(rows)) or add_normal(rows, *more))
+    J, dense = make(n=9)
+    w = np.random.default_rng(2).normal(size=J.shape[0])
+    total = normal.NormalSum(J.m, np.float64, 2)
+    for i, j in ((0, 1), (1, 2), (2, 7), (7, 7), (7, 9)):
+        total.add(J[i:j].parts, w.reshape(J.n, J.l)[i:j] if weighted else None)
+    close(total.result(), dense.T @ (w[:, None] * dense if weighted else dense))
+    if not weighted:
+        assert updates == {0: [2, 2, 10, 4], 1: [2, 2, 10, 4], 7: [10, 8], 64: [18]}[gathered]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from netjac import algebra, materialise, pools, reductions
+from netjac import materialise, normal, pools, reductions
 from netjac.blocks.outer import OuterBlock
 from netjac.examples import linear_layer
 from netjac.jacobian import Jacobian
@@ -192,7 +192,7 @@ PLACES = (
     (OuterBlock, "add_product", "numpy"),
     (OuterBlock, "add_adjoint", "numpy"),
     (OuterBlock, "add_column_squares", "numpy"),
-    (algebra, "_add_normal_tile", "numpy"),
+    (normal, "_add_normal_tile", "numpy"),
     (reductions, "inverse_root", "scipy"),
 )
 ALONE = linear_layer(20_000)  # two megabytes: not filled by the calling thread alone

@@ -1,4 +1,4 @@
-"""What a Jacobian made of blocks can compute without being formed: J Jᵀ, Jᵀ J, norms, least squares.
+"""What a Jacobian made of blocks can compute without being formed: J Jᵀ, norms, least squares.
 
 J is the sum of its blocks, so J Jᵀ = sum over pairs (a, b) of J_a J_bᵀ. A pair that shares no column gives zero, and
 most blocks share no column with any other: each of those contributes its own Gram matrix. Blocks that do share (a
@@ -197,7 +197,7 @@ def _add_group(rows: Parts, columns: Parts, out: NDArray[Any], budget: int, symm
             for r, i in planning.row_ranges(rows.n, rows.l, width * out.itemsize, budget // 4)
             if not symmetric or r.stop > c.start
         ]
-        for r, i, product in attempts(some, multiplied, _named("J Jᵀ")):
+        for r, i, product in attempts(some, multiplied, named("J Jᵀ")):
             out[r, i, c, j] += product.reshape(*product.shape[:2], c.stop - c.start, j.stop - j.start)
             del product
         del explicit, vectors, multiplied  # before the next is made
@@ -208,10 +208,11 @@ def _explicit(
 ) -> Iterator[tuple[slice, slice, NDArray[Any]]]:
     """Iterate over explicit rows (samples, outputs, m), within ``budget`` bytes."""
     ranges = planning.row_ranges(parts.n, parts.l, parts.m * np.dtype(dtype).itemsize, budget)
-    return attempts(ranges, lambda s, o: parts.rows(s, dtype, threads, o), _named("explicit rows"))
+    return attempts(ranges, lambda s, o: parts.rows(s, dtype, threads, o), named("explicit rows"))
 
 
-def _named(what: str) -> Callable[[int, int], str]:
+def named(what: str) -> Callable[[int, int], str]:
+    """What to call work on so many samples and outputs; see `netjac.allocation.attempts`."""
     return lambda samples, outputs: f"{what} of {samples} samples × {outputs} outputs"
 
 
@@ -224,69 +225,6 @@ def mirror(square: NDArray[Any], step: int = 256) -> None:
         upper = np.triu_indices(stop - start, 1)
         corner[upper] = corner.T[upper]
         square[start:stop, stop:] = square[stop:, start:stop].T
-
-
-# ---- Jᵀ J
-
-
-_SHARED_WORK = 1 << 23
-"""Multiplications below which one thread does them: waking another costs more than it saves."""
-
-_SIDE = 128
-"""Least side of a tile of Jᵀ J where there are others for other threads: smaller ones are slow to multiply."""
-
-
-def normal_work(m: int, itemsize: int) -> planning.Work:
-    """Temporaries of `add_normal`: a tenth of the result between 16 and 32 MiB; at least those of a row."""
-    least = 2 * m * itemsize
-    return planning.Work(max(min(max(m * m * itemsize // 10, 1 << 24), _LARGE_TILE), least), least)
-
-
-def add_normal(
-    parts: Parts, weights: NDArray[Any] | None, total: NDArray[Any], threads: int, work: int | None = None
-) -> None:
-    """Lower part of total (m, m) += Jᵀ diag(weights) J, for weights (n, l) or None, by tiles of explicit rows.
-
-    They are computed and summed in the type of ``total``. Rows take three quarters of ``work`` bytes, by default those
-    of `normal_work`, and tiles of their products the last. The part above the diagonal is left as it comes.
-    """
-    m, dtype = parts.m, total.dtype
-    if not m:
-        return
-    budget = normal_work(m, dtype.itemsize).usual if work is None else work
-    ranges = planning.row_ranges(parts.n, parts.l, m * dtype.itemsize, budget - budget // 4)
-
-    def pieces(samples: slice, outputs: slice) -> list[tuple[NDArray[Any], float]]:
-        """Rows times the roots of their weights, and the sign of those."""
-        rows = parts.rows(samples, dtype, threads, outputs).reshape(-1, m)
-        if weights is None:
-            return [(rows, 1.0)]
-        w = weights[samples, outputs].reshape(-1)
-        rows *= np.sqrt(np.abs(w))[:, None].astype(dtype)
-        found = [(np.sign(w) == sign, sign) for sign in (1.0, -1.0)]
-        return [(rows if np.all(chosen) else rows[chosen], sign) for chosen, sign in found if np.any(chosen)]
-
-    for _, _, found in attempts(ranges, pieces, _named("explicit rows")):
-        while found:  # freed before the next ones are made
-            _add_normal(*found.pop(), total, threads, budget // 4)
-
-
-def _add_normal(rows: NDArray[Any], sign: float, total: NDArray[Any], threads: int, work: int) -> None:
-    """Lower part of total (m, m) += sign · rowsᵀ rows: some columns of rows times some, in tiles of ``work`` bytes.
-
-    The tiles are shared out to threads here, and not inside BLAS, whose threads would have to be waited for at each.
-    """
-    m = len(total)
-    sharing = threads if len(rows) * m * m >= _SHARED_WORK else 1
-    side = min(planning.square_tile(total.itemsize, work // sharing), max(_SIDE, -(-m // sharing)))
-    columns = planning.row_tiles(m, -(-m // side))
-    tiles = [(i, j) for k, i in enumerate(columns) for j in columns[: k + 1]]
-    materialise.for_each(lambda tile: _add_normal_tile(rows, sign, total, *tile), tiles, sharing)
-
-
-def _add_normal_tile(rows: NDArray[Any], sign: float, total: NDArray[Any], i: slice, j: slice) -> None:
-    product = rows[:, i].T @ rows[:, j]
-    (np.add if sign > 0 else np.subtract)(total[i, j], product, out=total[i, j])
 
 
 # ---- norms
@@ -333,7 +271,7 @@ def _weighted(parts: Parts, w: NDArray[Any]) -> Iterator[tuple[slice, slice, Par
         return Parts(blocks, parts.cover, parts.borders, n, l, parts.m, parts.dtype)
 
     ranges = planning.row_ranges(parts.n, parts.l, row_bytes, _LARGE_TILE)
-    return attempts(ranges, some, _named("weighted rows"))
+    return attempts(ranges, some, named("weighted rows"))
 
 
 # ---- min ‖J x − b‖² + damping ‖x‖²

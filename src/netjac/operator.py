@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from netjac import algebra, arguments, planning
+from netjac import algebra, arguments, normal, planning
 from netjac import memory as system
 from netjac.errors import DataError, DtypeError, MemoryBudgetError, ShapeError
 from netjac.layout import parse
@@ -367,7 +367,7 @@ class JacobianOperator(Tilewise):
         precision = arguments.floating(self.dtype if dtype is None else dtype)
         w = None if weights is None else arguments.row_weights(weights, self.n, self.l)
         workers = arguments.threads(threads)
-        work = algebra.normal_work(self.m, precision.itemsize)
+        work = normal.normal_work(self.m, precision.itemsize)
         room = self._room(memory, "Jᵀ J", self.m**2 * precision.itemsize, work)
         return self._within(room.tiles)._normal(w, precision, workers, room.work)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from netjac import algebra
+from netjac import algebra, normal
 from netjac.planning import in_words
 
 TEMPORARIES = 8 << 20
@@ -100,7 +100,7 @@ class Plan:
         besides = {
             "to_array": self.dense + min(TEMPORARIES, self.dense),
             "gram": gram + min(algebra.gram_work(self.l, self.l, gram, size).usual, gram),
-            "normal": self.m**2 * size + min(algebra.normal_work(self.m, size).usual, 2 * self.dense),
+            "normal": self.m**2 * size + min(normal.normal_work(self.m, size).usual, 2 * self.dense),
             "column_norms": self.m * size + min(TEMPORARIES, self.factors),
         }
         held = self.factors + rows * size if self.whole else self.peak

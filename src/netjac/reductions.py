@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import eigh
 from scipy.sparse import csr_array
 
-from netjac import algebra, arguments, data, materialise, planning
+from netjac import algebra, arguments, data, materialise, normal, planning
 from netjac.errors import DataError, DtypeError, ShapeError
 from netjac.jacobian import Jacobian
 
@@ -94,17 +94,15 @@ class Normal:
     """Jᵀ diag(w) J (m, m)."""
 
     def __init__(self, m: int, threads: int) -> None:
-        self._total = np.zeros((m, m))
-        self._threads = threads
+        self._total = normal.NormalSum(m, np.float64, threads)
 
     def add(self, tile: Piece, w: NDArray[np.float64] | None = None) -> None:
         """Add a tile."""
-        algebra.add_normal(tile.jacobian.parts, w, self._total, self._threads)
+        self._total.add(tile.jacobian.parts, w)
 
     def result(self, n: int, rows: int) -> Matrix:
         """The whole matrix, exactly symmetric."""
-        algebra.mirror(self._total)
-        return self._total
+        return self._total.result()
 
 
 @final

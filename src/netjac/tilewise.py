@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 from scipy.sparse.linalg import LinearOperator
 
-from netjac import algebra, arguments, kronecker, materialise
+from netjac import algebra, arguments, kronecker, materialise, normal
 from netjac.errors import ShapeError
 from netjac.progress import Progress, Shown
 from netjac.sites import Coverage
@@ -172,12 +172,10 @@ class Tilewise(LinearOperator, ABC):
         self, weights: NDArray[np.float64] | None, dtype: np.dtype[Any], threads: int, work: int
     ) -> NDArray[Any]:
         """Jᵀ J (m, m), or Jᵀ diag(w) J for weights (n, l), summed in ``dtype`` with ``work`` bytes; symmetric."""
-        total = np.zeros((self.m, self.m), dtype)
+        total = normal.NormalSum(self.m, dtype, threads, work)
         for samples, outputs, tile in self._shown("normal"):
-            w = None if weights is None else weights[samples, outputs]
-            algebra.add_normal(tile.parts, w, total, threads, work)
-        algebra.mirror(total)
-        return total
+            total.add(tile.parts, None if weights is None else weights[samples, outputs])
+        return total.result()
 
     def _normal_product(self, v: NDArray[Any], weights: NDArray[Any] | None = None) -> NDArray[Any]:
         """Jᵀ diag(w) J v (m, q), for v (m, q) in the type of J and weights (n, l): one pass over the tiles."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from netjac import algebra, planning
+from netjac import algebra, normal, planning
 from netjac import memory as system
 from netjac.errors import MemoryBudgetError
 
@@ -96,7 +96,7 @@ def steps_bytes(name: str, rows: int, m: int, layers: int = 0) -> int:
     """
     vectors = 8 * (VECTORS * m + ROW_VECTORS * rows)
     if name == "normal":
-        return vectors + 16 * m**2 + algebra.normal_work(m, 8).usual
+        return vectors + 16 * m**2 + normal.normal_work(m, 8).usual
     if name == "gram":
         return vectors + 16 * rows**2 + algebra.gram_work(1, 1, 8 * rows**2, 8).usual
     if name == "explicit":
