@@ -381,6 +381,11 @@ def test_all_workers_killed_at_once(client, model, x, dense, rng):
     wait_for_two(client)
 
 
+def test_what_is_no_client(model, x):
+    with pytest.raises(nj.NetjacError, match=r"client must be a distributed\.Client"):
+        nj.distributed.jacobian(model, x, client="tcp://127.0.0.1:8786")
+
+
 def test_homes_stay_and_are_shared():
     class Slots:
         def slots(self):

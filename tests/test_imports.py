@@ -47,7 +47,7 @@ ARROWS = {
     "data": {"errors"},
     "materialise": {"errors", "planning", "blocks", "pools"},
     "arguments": {"errors", "materialise"},
-    "algebra": {"errors", "planning", "allocation", "blocks", "materialise", "pools"},
+    "algebra": {"errors", "planning", "allocation", "blocks", "materialise", "pools", "progress"},
     "normal": {"planning", "allocation", "algebra", "materialise"},
     "kronecker": {"blocks", "algebra"},
     "plans": {"planning", "algebra", "normal"},

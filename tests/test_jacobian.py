@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import netjac as nj
 from netjac import factor
+from netjac.examples import linear_layer
 from netjac.jacobian import Jacobian
 from netjac.sites import Coverage, CoverageEntry, SiteForm, SiteValues, Treatment, UseSite
 from netjac.spaces import OutputSpace, ParameterSpace, lay_out
@@ -523,3 +524,23 @@ def test_a_small_network_against_the_complex_step():
         expected[:, :, column] = network(parts, x).imag / 1e-30
     check(J, expected)
     np.testing.assert_allclose(J.to_array("(l m) n"), expected.reshape(5, -1).T, atol=1e-13)
+
+
+RAGGED, MASKED = [[1.0], [2.0, 3.0]], np.ma.masked_equal(np.arange(6.0), 2)
+VERBS = {
+    "lstsq": lambda J, given: J.lstsq(given),
+    "normal": lambda J, given: J.normal(weights=given),
+    "column_norms": lambda J, given: J.column_norms(weights=given),
+    "scaled": lambda J, given: J.scaled(given),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_ragged_and_masked_arrays_are_refused(verb):
+    J = linear_layer()
+    with pytest.raises(nj.ShapeError, match="do not all have the same length"):
+        VERBS[verb](J, RAGGED)
+    with pytest.raises(nj.DataError, match="has masked entries"):
+        VERBS[verb](J, MASKED)
+    if verb == "lstsq":  # nothing of it is masked
+        np.testing.assert_array_equal(J.lstsq(np.ma.asarray(np.arange(6.0))), J.lstsq(np.arange(6.0)))

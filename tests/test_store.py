@@ -383,3 +383,9 @@ def test_layouts_that_would_be_dust_are_refused(tmp_path):
 def test_progress_is_silent_where_nobody_looks(tmp_path, capsys):
     nj.save(factored(n=2), tmp_path / "jac.zarr", progress=True)
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("path", [None, 5, b"jac.zarr"])
+def test_what_is_no_path(path):
+    with pytest.raises(nj.DtypeError, match="path of a store must be"):
+        nj.open(path)

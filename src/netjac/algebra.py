@@ -15,13 +15,14 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from scipy.linalg import LinAlgError, lapack, svd
-from scipy.sparse.linalg import lsmr
+from scipy.sparse.linalg import LinearOperator, lsmr
 
 from netjac import materialise, planning
 from netjac.allocation import Limit, attempts, caution, warn
 from netjac.blocks.base import Block
 from netjac.errors import DataError
 from netjac.pools import at_most
+from netjac.progress import Progress
 
 DIRECT_SIZE = 20_000
 """Largest matrix that `solve` factorises (3.2 GB in double precision)."""
@@ -331,7 +332,14 @@ def _by_products(J: Solvable, b: NDArray[np.float64], damping: float) -> NDArray
     A warning where it has not converged.
     """
     most = 10 * min(J.shape)
-    x, reason, steps, *_ = lsmr(J, b, damp=np.sqrt(damping), atol=0, btol=0, conlim=0, maxiter=most)
+    with Progress("lstsq", None, getattr(J, "progress", False), "steps") as bar:
+
+        def adjoint(u: NDArray[Any]) -> NDArray[Any]:
+            bar.add(1)
+            return J.rmatvec(u)
+
+        counted = LinearOperator(J.shape, J.matvec, adjoint, dtype=np.float64)
+        x, reason, steps, *_ = lsmr(counted, b, damp=np.sqrt(damping), atol=0, btol=0, conlim=0, maxiter=most)
     if not np.all(np.isfinite(x)):
         raise DataError("the Jacobian holds values that are not finite.")
     if reason in _NOT_CONVERGED:

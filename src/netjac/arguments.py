@@ -13,9 +13,19 @@ from netjac import materialise
 from netjac.errors import DataError, DtypeError, SampleIndexError, ShapeError
 
 
+def numbers(given: Any, name: str) -> NDArray[Any]:
+    """A NumPy array of what was given; errors for rows of different lengths and for masked entries."""
+    if isinstance(given, np.ma.MaskedArray) and np.ma.is_masked(given):
+        raise DataError(f"{name} has masked entries; fill them, or leave those rows out.")
+    try:
+        return np.asarray(given)
+    except ValueError as error:
+        raise ShapeError(f"the rows of {name} do not all have the same length.") from error
+
+
 def array(x: Any) -> NDArray[Any]:
     """A NumPy array of a vector or matrix, also of a sparse one."""
-    return np.asarray(x.toarray() if issparse(x) else x)
+    return numbers(x.toarray() if issparse(x) else x, "what J is multiplied with")
 
 
 def real(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -112,7 +122,7 @@ def sample_index(samples: Any, n: int) -> slice | NDArray[np.intp]:
 
 def row_weights(weights: ArrayLike, n: int, l: int) -> NDArray[np.float64]:
     """Weights (n, l) of the rows, from one a row or one a sample."""
-    w = np.asarray(weights)
+    w = numbers(weights, "weights")
     rows = n * l
     if w.shape not in ((rows,), (n, l), (n,)):
         raise ShapeError(
@@ -129,7 +139,7 @@ def row_weights(weights: ArrayLike, n: int, l: int) -> NDArray[np.float64]:
 
 def combinations(B: ArrayLike, n: int, l: int) -> NDArray[Any]:
     """What `Jacobian.scaled` takes, (n, q, l)."""
-    b = np.asarray(B)
+    b = numbers(B, "B")
     if b.ndim == 3 and b.shape[0] == n and b.shape[2] == l:
         return b
     hint = "; for one new row a sample write B[:, None, :]" if b.shape == (n, l) else ""
@@ -138,7 +148,7 @@ def combinations(B: ArrayLike, n: int, l: int) -> NDArray[Any]:
 
 def target(b: ArrayLike, n: int, l: int) -> NDArray[np.float64]:
     """A right-hand side (n*l,), from that or from (n, l)."""
-    given = np.asarray(b)
+    given = numbers(b, "b")
     if given.shape not in ((n * l,), (n, l)):
         raise ShapeError(f"b must have shape ({n * l},) or ({n}, {l}), and has {given.shape}.")
     if given.dtype.kind not in "fiub":

@@ -194,7 +194,7 @@ def source(data: Any) -> Sliced | Walked:
     if hasattr(data, "__len__") and hasattr(data, "__getitem__"):
         return Walked(lambda: _items(data, len(data)), True)
     if callable(data):
-        return Walked(lambda: iter(data()), True)
+        return Walked(lambda: _iterator(data()), True)
     raise _unknown(data)
 
 
@@ -340,6 +340,8 @@ def _is_numbers(value: Any) -> bool:
 
 
 def _sliceable(leaf: Any) -> Any:
+    if hasattr(leaf, "iloc"):  # a data frame, which is indexed by columns
+        return np.asarray(leaf)
     if _is_array(leaf):
         return leaf
     try:
@@ -351,6 +353,12 @@ def _sliceable(leaf: Any) -> Any:
 def _entry_bytes(leaf: Any) -> int:
     size = getattr(leaf.dtype, "itemsize", None) or getattr(leaf.dtype, "size", None) or 8
     return int(prod(int(d) for d in leaf.shape[1:]) * size)
+
+
+def _iterator(batches: Any) -> Iterator[Any]:
+    if not isinstance(batches, Iterable):
+        raise DtypeError(f"the function for the data must return an iterator over batches, and returned {batches!r}.")
+    return iter(batches)
 
 
 def _items(data: Any, count: int | None) -> Iterator[Any]:

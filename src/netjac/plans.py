@@ -90,6 +90,10 @@ class Plan:
         return self.tiles <= 1
 
     @property
+    def _kept(self) -> bool:
+        return self.budget is None or self.peak <= self.budget
+
+    @property
     def verbs(self) -> dict[str, int]:
         """Bytes by which memory is expected to grow while the Jacobian is computed and a verb is called once, by name.
 
@@ -118,8 +122,8 @@ class Plan:
             "dense matrix": in_words(self.dense),
             "memory budget": "half of what is free" if self.budget is None else in_words(self.budget),
             "tiles": tiles,
-            "predicted peak": in_words(self.peak),
+            "predicted peak": in_words(self.peak) + ("" if self._kept else ": x and all outputs are beside the budget"),
         }
         rows |= {f"  with {verb}": in_words(peak) for verb, peak in self.verbs.items()}
-        rows["  of a fit"] = "more than the budget" if self.fit is None else str(self.fit)
+        rows["  of a fit"] = "more than the budget, or than is free" if self.fit is None else str(self.fit)
         return "\n".join(f"{name:<20}{text}" for name, text in rows.items())

@@ -111,16 +111,16 @@ class Adjoint:
 
     def __init__(self, m: int, r: RowValues, threads: int) -> None:
         self._totals = np.zeros((threads, m, 1))
-        self._r = Rows(r, "r")
+        self.given = Rows(r, "r")
 
     def add(self, tile: Piece, w: NDArray[np.float64] | None = None) -> None:
         """Add a tile."""
-        r = self._r.of(tile) if w is None else w * self._r.of(tile)
+        r = self.given.of(tile) if w is None else w * self.given.of(tile)
         shared(tile.jacobian, list(self._totals), lambda J, s, total: J._add_adjoint(r[s, :, None], total))
 
     def result(self, n: int, rows: int) -> Vector:
         """The vector; r must have had a value for each row."""
-        self._r.check(n, rows)
+        self.given.check(n, rows)
         return self._totals.sum(axis=0)[:, 0]
 
 
@@ -249,14 +249,18 @@ class Rows:
         For messages.
     least
         What no value may be less than.
+    samplewise
+        Whether (n,) are one a sample, where the number of samples is known before.
     """
 
-    def __init__(self, given: RowValues, name: str, least: float = -np.inf) -> None:
-        self._name, self._least = name, least
+    def __init__(self, given: RowValues, name: str, least: float = -np.inf, samplewise: bool = False) -> None:
+        self._name, self._least, self._samplewise = name, least, samplewise
+        self._of_samples = False  # whether an array of one axis is one a sample
         self._function = given if callable(given) else None
         self._array: Any = None
         if self._function is None:
-            self._array = given if hasattr(given, "shape") and hasattr(given, "__getitem__") else np.asarray(given)
+            sliced = hasattr(given, "shape") and hasattr(given, "__getitem__")
+            self._array = given if sliced else arguments.numbers(given, name)
             if len(self._array.shape) not in (1, 2):
                 raise ShapeError(f"{name} must have shape (n*l,) or (n, l), and has {tuple(self._array.shape)}.")
 
@@ -270,6 +274,8 @@ class Rows:
                     f"the function for {self._name} must return {shape} values for this tile, one a row, and returned "
                     f"{values.shape}."
                 )
+        elif self._of_samples:
+            values = np.repeat(np.asarray(self._array[tile.samples])[:, None], shape[1], axis=1)
         elif len(self._array.shape) == 1:
             rows = slice(tile.samples.start * tile.l, tile.samples.stop * tile.l)
             values = np.asarray(self._array[rows])
@@ -300,10 +306,16 @@ class Rows:
         data.let_go(values)
         return found
 
+    def expect(self, n: int, l: int) -> None:
+        """Raise, before any work, unless an array has a value for each row of n samples with l outputs each."""
+        shape = () if self._array is None else tuple(self._array.shape)
+        self._of_samples = self._samplewise and shape == (n,) != (n * l,)
+        self.check(n, n * l)
+
     def check(self, n: int, rows: int) -> None:
         """Raise unless there was a value for each row, and no more."""
         if self._array is not None:
-            expected = rows if len(self._array.shape) == 1 else n
+            expected = rows if len(self._array.shape) == 1 and not self._of_samples else n
             if self._array.shape[0] != expected:
                 raise ShapeError(
                     f"{self._name} has shape {tuple(self._array.shape)}, and the data had {n} samples and {rows} rows."

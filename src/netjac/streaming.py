@@ -177,7 +177,7 @@ class Stream:
                 "leverage needs two passes over the data, and they are an iterator, which can be walked once; give an "
                 "array, a data set, or a function that returns a new iterator."
             )
-        given = None if weights is None else reductions.Rows(weights, "weights", least=0)
+        given = None if weights is None else reductions.Rows(weights, "weights", least=0, samplewise=True)
         first = self._reduced(reductions.chosen(self.m, normal=True, threads=self._threads), given)
         with at_most(self._threads, "scipy"):
             root = reductions.inverse_root(_given(first.normal), penalty)
@@ -215,7 +215,7 @@ class Stream:
             k, as for `Stream.sketch`, with ``seed`` and ``kind``.
         weights : (n*l,), (n, l) or (n, 1), or a function of a tile, optional
             A weight w a row, or a sample: the results are Jᵀ diag(w) J, Jᵀ diag(w) r, and those of diag(√w) J. Of any
-            sign where these are only the first two.
+            sign where these are only the first two. Also (n,), where the number of samples is known beforehand.
 
         Returns
         -------
@@ -232,12 +232,19 @@ class Stream:
         if not sums:
             raise DataError("nothing to reduce: ask for normal, adjoint, column_norms or sketch.")
         least = 0 if column_norms or sketch is not None else -np.inf
-        return self._reduced(sums, None if weights is None else reductions.Rows(weights, "weights", least))
+        return self._reduced(
+            sums, None if weights is None else reductions.Rows(weights, "weights", least, samplewise=True)
+        )
 
     def _reduced(self, sums: dict[str, reductions.Reduction], weights: reductions.Rows | None) -> Reduced:
         n = rows = 0
+        given = [weights, *(total.given for total in sums.values() if isinstance(total, reductions.Adjoint))]
         with closing(self._walk(", ".join(sums), wide=True)) as tiles:
             for tile in tiles:
+                if self.n is not None and not rows:
+                    for values in given:
+                        if values is not None:
+                            values.expect(self.n, tile.l)
                 wide = replace(tile, jacobian=tile.jacobian._widened(np.dtype(np.float64)))
                 del tile
                 w = None if weights is None else weights.of(wide)

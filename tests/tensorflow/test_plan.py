@@ -201,6 +201,17 @@ def test_without_a_budget_half_of_what_is_free_is_taken(monkeypatch: pytest.Monk
     assert isinstance(nj.jacobian(model, x), nj.Jacobian)
 
 
+def test_a_plan_says_where_even_the_outputs_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available", lambda *_: 1 << 30)
+    for budget in (None, "512 MiB"):
+        plan = nj.plan(network(20), data(4), n=10**9, memory=budget)
+        assert plan.fit is None
+        assert "of a fit          more than the budget, or than is free" in str(plan)
+        assert plan.peak > plan.budget == 1 << 29
+        assert "x and all outputs are beside the budget" in str(plan)
+    assert "beside" not in str(nj.plan(network(20), data(4), n=100, memory="512 MiB"))
+
+
 def test_the_system_is_not_asked_for_a_small_jacobian(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "available", None)
     assert isinstance(nj.jacobian(network(), data()), nj.Jacobian)

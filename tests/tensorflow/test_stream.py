@@ -118,6 +118,37 @@ def test_whoever_gives_batches_may_write_the_next_into_the_same_arrays(prefetch:
         close(tile.jacobian.to_array("n l m"), rows)
 
 
+def test_values_of_a_wrong_number_are_refused_before_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    evaluate = CompiledSites.__call__
+    monkeypatch.setattr(CompiledSites, "__call__", lambda *given: made.append(given) or evaluate(*given))
+    stream = nj.stream(network(), X, memory=2000, prefetch=0)
+    J = dense()
+    close(stream.normal(), J.T @ J)
+    made.clear()
+    for changes in ({"adjoint": R[:-1]}, {"adjoint": np.ones(N)}, {"normal": True, "weights": np.ones(3 * N - 1)}):
+        with pytest.raises(nj.ShapeError, match=f"the data had {N} samples and {3 * N} rows"):
+            stream.reduce(**changes)
+    assert len(made) <= 3  # a tile each
+    w = np.linspace(0, 1, N)
+    rows = np.sqrt(np.repeat(w, 3))[:, None] * J
+    close(stream.normal(weights=w), rows.T @ rows)
+    close(stream.leverage(1e-3, weights=w), nj.stream(network(), X).leverage(1e-3, weights=np.repeat(w, 3)))
+
+
+def test_data_frames() -> None:
+    frame = pytest.importorskip("pandas").DataFrame(X, columns=list("abcd"))
+    close(nj.stream(network(), frame, memory=2000).normal(), dense().T @ dense())
+    close(nj.stream(network(), lambda: iter([frame[:9], frame[9:]])).normal(), dense().T @ dense())
+
+
+def test_a_list_of_batches_is_told_what_it_is_taken_for() -> None:
+    with pytest.raises(nj.ShapeError, match="takes batches from a function that returns an iterator"):
+        nj.stream(network(), [(X, Y), (X, Y)]).normal()
+    with pytest.raises(nj.DtypeError, match="must return an iterator over batches, and returned 0"):
+        nj.stream(network(), lambda: 0).normal()
+
+
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("kind", DATA)
 def test_reductions_of_every_kind_of_data(kind: str, weighted: bool, tmp_path: Any) -> None:

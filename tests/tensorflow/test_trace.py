@@ -170,6 +170,7 @@ BAD: dict[str, tuple[Callable[[], Any], type[Exception], type[Exception], str]] 
     ),
     "NaN in x": (lambda: nj.jacobian(model(), nan_in(X)), nj.DataError, ValueError, "remove or replace"),
     "infinity in x": (lambda: nj.jacobian(model(), nan_in(X, np.inf)), nj.DataError, ValueError, "NaN or infinite"),
+    "masked x": (lambda: nj.jacobian(model(), np.ma.masked_less(X, 0)), nj.DataError, ValueError, "masked entries"),
     "NaN in a tensor": (
         lambda: nj.jacobian(model(), tf.constant(nan_in(X))),
         nj.DataError,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -13,6 +14,8 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.ops.parallel_for import pfor
 
+import netjac as nj
+from netjac.tensorflow import symbolic
 from netjac.tensorflow.vectorise import vectorized_map
 
 PRELUDE = """
@@ -111,3 +114,23 @@ def test_tensorflows_own_way_is_left_as_it_was() -> None:
     with pytest.raises(Exception, match="division by zero"):
         vectorized_map(lambda v: 1 / 0, tf.ones((2, 3)))
     assert pfor._pfor_converter_registry == before
+
+
+def test_what_cannot_be_vectorised_fills_no_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(symbolic, "UNROLLED_OUTPUTS", 0)
+    logger, records = tf.get_logger(), list[logging.LogRecord]()
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    try:
+        scanned = nj.input_jacobian(lambda x: tf.transpose(tf.scan(running, tf.transpose(x))), np.ones((3, 2)))
+        np.testing.assert_allclose(scanned[:, 0], [[1, 0]] * 3, atol=1e-12)
+        assert not records
+        logger.error("something else")
+        assert [record.getMessage() for record in records] == ["something else"]
+    finally:
+        logger.removeHandler(handler)
+
+
+def running(total: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    return tf.tanh(total + x)

@@ -70,7 +70,9 @@ class Cluster:
                     "there is no Dask client: give client=distributed.Client(...), of a LocalCluster or of the address "
                     "of a scheduler."
                 ) from None
-        if getattr(client, "asynchronous", False):
+        if not isinstance(client, distributed.Client):
+            raise OptionError(f"client must be a distributed.Client or None, and is a {type(client).__name__}.")
+        if client.asynchronous:
             raise OptionError("the Dask client is asynchronous; give one made with asynchronous=False.")
         self.client = client
         client.register_plugin(Threads())

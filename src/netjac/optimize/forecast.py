@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from netjac import memory as system
 from netjac.optimize import budget, routes
 from netjac.plans import FitPlan
 
@@ -23,14 +24,18 @@ def of_targets(evaluator: Any, n: int, memory: int | None) -> FitPlan:
     Raises
     ------
     MemoryBudgetError
-        It is too little for any way to compute steps.
+        It, or what is free, is too little for any way to compute steps.
     """
     l, m, size = evaluator.output_space.size, evaluator.parameters.size, evaluator.dtype.itemsize
     rows = n * l
     need = budget.need_of(evaluator, rows, 0, n)
     assert need is not None
     ways = routes.ways(rows, m)
-    limit = budget.default(need, rows, m, ways) if memory is None else memory
+    limit = memory
+    if memory is None:
+        limit, free = budget.default(need, rows, m, ways), system.available()
+        if limit is not None and free is not None and limit > free:
+            limit = free  # what a fit without a budget takes at the least is more
     way, share = (ways[0], budget.Share()) if limit is None else budget.share(limit, need, rows, m, ways)
     factors = evaluator.plan(n, need.peak if share.factors is None else share.factors)
     steps = budget.steps_bytes(way, rows, m, need.layers)

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
 
-from netjac.errors import DataError, StoreError
+from netjac.errors import DataError, DtypeError, StoreError
 from netjac.store import manifest
 
 _ROOT = "zarr.json"
@@ -19,9 +19,13 @@ def local(path: str | PathLike[str]) -> Path:
 
     Raises
     ------
+    DtypeError
+        It is no path.
     DataError
         It is an address on a network: renaming, locking and bringing to the disk are what a file system does.
     """
+    if not isinstance(path, str | PathLike):
+        raise DtypeError(f"the path of a store must be a str or a pathlib.Path, and is a {type(path).__name__}.")
     if "://" in str(path):
         raise DataError(
             f"a store is a folder of a file system, and {str(path)!r} is none; copy it there when it is whole."

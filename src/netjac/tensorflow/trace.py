@@ -68,6 +68,8 @@ def _as_batch(leaf: Any, floating: str | None) -> Any:
         raise DtypeError(f"x holds a {type(leaf).__name__}; give a dense array of shape (n, ...), padded if need be.")
     if leaf is None:
         raise DtypeError("x, or one of its inputs, is None; give an array of shape (n, ...).")
+    if isinstance(leaf, np.ma.MaskedArray) and np.ma.is_masked(leaf):
+        raise DataError("x is an array with masked entries; fill them (x.filled(...)) or leave those samples out.")
     array = leaf if isinstance(leaf, tf.Tensor) else np.asarray(leaf)
     if len(array.shape) == 0 and array.dtype == object:
         raise DtypeError(f"x holds a {type(leaf).__name__}; give an array of shape (n, ...).")
@@ -247,7 +249,10 @@ def _check_inputs(model: Any, signature: Signature) -> None:
     if not is_model(model) or not getattr(model, "inputs", None):
         return
     if len(model.inputs) != len(signature.shapes):
-        raise ShapeError(f"the model takes {len(model.inputs)} inputs, and x holds {len(signature.shapes)} arrays.")
+        raise ShapeError(
+            f"the model takes {len(model.inputs)} inputs, and x holds {len(signature.shapes)} arrays. A list is the "
+            "inputs of one model; netjac.stream takes batches from a function that returns an iterator over them."
+        )
     if isinstance(signature.structure, dict):
         return  # matched by name; Keras says itself when a name is missing
     for tensor, given in zip(model.inputs, signature.shapes, strict=True):

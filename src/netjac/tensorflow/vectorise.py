@@ -7,6 +7,7 @@ single sample is all it takes. With one axis of length 1 more, (q, 1, 1, a, k), 
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,9 +21,26 @@ _CONVERTERS = threading.RLock()  # TensorFlow keeps one table of how operations 
 
 
 def vectorized_map(function: Callable[[Any], Any], items: Any) -> Any:
-    """As ``tf.vectorized_map``: ``function`` of every item, stacked; its errors are TensorFlow's."""
-    with _wide_products():
+    """As ``tf.vectorized_map``: ``function`` of every item, stacked; its errors are TensorFlow's.
+
+    What TensorFlow logs of them beside, hundreds of lines, is left out: whoever calls has another way, or says more.
+    """
+    with _wide_products(), _without_its_log():
         return tf.vectorized_map(function, items)
+
+
+@contextmanager
+def _without_its_log() -> Iterator[None]:
+    logger = tf.get_logger()
+    logger.addFilter(_not_of_the_vectoriser)
+    try:
+        yield
+    finally:
+        logger.removeFilter(_not_of_the_vectoriser)
+
+
+def _not_of_the_vectoriser(record: logging.LogRecord) -> bool:
+    return record.filename != "pfor.py"
 
 
 @contextmanager
