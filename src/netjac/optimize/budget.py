@@ -108,8 +108,8 @@ def steps_bytes(name: str, rows: int, m: int, layers: int = 0) -> int:
     return vectors + (layers if name == "products" else 0)
 
 
-FEW_TILES = 16
-"""Tiles that are few: computing them costs little more than computing their rows."""
+QUICK = 4
+"""A share of all factors that makes few tiles: computing these costs little more than computing their rows."""
 
 VECTORS, ROW_VECTORS = 16, 8
 """Vectors of parameters and of residuals that a fit holds at once."""
@@ -152,12 +152,10 @@ def share(budget: int, need: Need | None, rows: int, m: int, names: Sequence[str
         elif need.least + steps <= budget:
             return name, Share(min(budget - steps, need.peak - 1), steps)
     least = steps_bytes(names[-1], rows, m) + (0 if need is None else need.least)
-    quick = (
-        "" if need is None else f", and {planning.in_words(least + 2 * need.peak // FEW_TILES)} saves most of the time"
-    )
+    more = "" if need is None else f", and {planning.in_words(least + need.peak // QUICK)} is many times as fast"
     raise MemoryBudgetError(
         f"a fit of {rows} residuals and {m} parameters needs {planning.in_words(least)} of memory, more than the "
-        f"budget of {planning.in_words(budget)}; the least that works is memory={least}{quick}.",
+        f"budget of {planning.in_words(budget)}; the least that works is memory={least}{more}.",
         least=least,
     )
 
