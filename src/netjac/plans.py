@@ -125,5 +125,5 @@ class Plan:
             "predicted peak": in_words(self.peak) + ("" if self._kept else ": x and all outputs are beside the budget"),
         }
         rows |= {f"  with {verb}": in_words(peak) for verb, peak in self.verbs.items()}
-        rows["  of a fit"] = "more than the budget, or than is free" if self.fit is None else str(self.fit)
+        rows["  of a fit"] = "more than the budget" if self.fit is None else str(self.fit)
         return "\n".join(f"{name:<20}{text}" for name, text in rows.items())
