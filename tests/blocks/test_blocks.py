@@ -83,6 +83,27 @@ def test_two_ways_of_a_gram_agree(rng, monkeypatch):
     testing.assert_close(out, by_entries, "gram")
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("left", [0, 1e-6, 1e-3, 1])
+def test_row_squares_where_positions_cancel(dtype, left, rng, monkeypatch):
+    """As behind a normalisation, whose derivatives sum to nothing: D of the positions sums to little or none."""
+    n, l, p, k, c = 7, 2, 3, 6, 8
+    A = np.repeat(rng.standard_normal((n, 1, 1, k)), p, axis=1).astype(dtype)
+    D = rng.integers(-99, 99, (n, l, p, 1, c)).astype(float)
+    D[:, :, -1] = -D[:, :, :-1].sum(axis=2)
+    D[1::2, :, 0] += left * rng.standard_normal(D[1::2, :, 0].shape)
+    D = D.astype(dtype)
+    J = np.einsum("npgk,nlpgc->nlgkc", A.astype(float), D.astype(float)).reshape(n, l, -1)
+    rounding = 10 * np.finfo(dtype).eps * np.abs(D).max() * np.abs(A).max() * np.sqrt(k * c * p)
+    block = OuterBlock(A, D, strided_placement(np.arange(k * c).reshape(1, k, c)))
+    for size in (1 << 19, 1):
+        monkeypatch.setattr(tiles, "TILE", size)
+        squares = block.row_squares()
+        assert (squares >= 0).all()
+        norms = np.linalg.norm(J, axis=2)
+        np.testing.assert_allclose(np.sqrt(squares), norms, rtol=1e-4 if dtype == np.float32 else 1e-9, atol=rounding)
+
+
 def test_restricted_to_each_variable_of_a_joined_block(rng):
     A, D = rng.standard_normal((3, 1, 1, 5)), rng.standard_normal((3, 2, 1, 1, 4))
     columns = np.arange(20).reshape(1, 5, 4) + 3
