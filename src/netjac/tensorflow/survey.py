@@ -258,7 +258,7 @@ class Survey:
         return self._run(tensors, [batch[list(order)] for batch in self._large])[0]
 
     def nudged(self, tensors: Sequence[Any]) -> list[NDArray[Any]]:
-        """Values of the tensors with every parameter and input moved by a unit of rounding."""
+        """Values of the tensors with every parameter and input moved by two units of rounding."""
         rng = np.random.default_rng(2)
         theta = [_nudged(np.asarray(value), rng) for value in self._theta]
         return self._run(tensors, [_nudged(batch, rng) for batch in self._large], theta=theta)[0]
@@ -273,5 +273,5 @@ def _nudged(values: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
 
 
 def unit(dtype: np.dtype[Any]) -> float:
-    """Relative distance of neighbouring numbers."""
-    return 2.0**-7 if dtype.kind == "V" else float(np.finfo(dtype).eps)  # V: bfloat16
+    """Unit of rounding: the relative distance of neighbouring numbers, or half of it in bfloat16."""
+    return 2.0**-8 if dtype.kind == "V" else float(np.finfo(dtype).eps)  # V: bfloat16
